@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: MIT
+"""show_config: what was built, and what is in use."""
+
+import sys
+
+from gpumem import _core
+from gpumem._version import __version__
+
+
+def _version(number):
+    """1000 * major + 10 * minor as text; 0 is none."""
+    return f"{number // 1000}.{number % 1000 // 10}" if number else "none"
+
+
+def config():
+    """Returns what show_config prints, as a dictionary of texts. Opens no device."""
+    facts = _core._config()
+    built = facts["built_with_cuda"]
+    return {
+        "gpumem": __version__,
+        "Python": sys.version.split()[0],
+        "compiler": facts["compiler"].strip(),
+        "built with CUDA": _version(facts["cuda_runtime_version"]) if built else "no",
+        "CUDA toolkit": facts["cuda_toolkit"] or "none",
+        "driver": _version(facts["driver_version"]),
+        "CUDA devices": str(facts["cuda_devices"]),
+        "backend in use": facts["backend"] or "not chosen yet",
+        "devices in use": str(facts["devices"]),
+    }
+
+
+def show_config(file=None):
+    """Prints what was built and what is in use; opens no device.
+
+    Args:
+        file: where to print; sys.stdout if None.
+    """
+    facts = config()
+    width = max(map(len, facts))
+    for name, text in facts.items():
+        print(f"{name:<{width}}  {text}", file=file)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: MIT
+"""Looking into pools, and driving the simulated device, in tests.
+
+placement and check_pool work on every backend. The rest is about the simulated device
+and raises RuntimeError on another one.
+"""
+
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from gpumem import _core
+
+__all__ = [
+    "Call",
+    "Ledger",
+    "call_log",
+    "check_pool",
+    "fail",
+    "last_error",
+    "ledger",
+    "placement",
+]
+
+
+class Ledger(NamedTuple):
+    """What was taken from the simulated device and not given back.
+
+    Attributes:
+        allocations: live allocations.
+        bytes: their sum, as asked for.
+        streams: live streams.
+        events: live events.
+        pending: queued operations that have not run.
+        errors: bad frees, uses of dead handles, copies outside any allocation.
+        peak_bytes: the most bytes that were held at once.
+    """
+
+    allocations: int
+    bytes: int
+    streams: int
+    events: int
+    pending: int
+    errors: int
+    peak_bytes: int
+
+
+class Call(NamedTuple):
+    """One call that reached the simulated device.
+
+    Attributes:
+        name: what was called, as the backend table names it.
+        device: on which device.
+        ptr: the address, stream or event it was about, 0 where it has none.
+        size: bytes, 0 where it has none.
+        status: 0 for success.
+    """
+
+    name: str
+    device: int
+    ptr: int
+    size: int
+    status: int
+
+
+def placement(pointer):
+    """Returns (segment serial, offset in bytes) of the block that `pointer` is in.
+
+    Segments are counted from 0 in the order in which the pool took them.
+
+    Raises:
+        TypeError: `pointer` is no MemoryPointer into pooled memory.
+        ValueError: its memory was given back.
+    """
+    return _core._placement(pointer)
+
+
+def check_pool(pool):
+    """Walks all structures of a pool (for MemoryPool: of the current device's).
+
+    Raises:
+        AssertionError: an invariant is broken; the text says which.
+    """
+    broken = _core._check_pool(pool)
+    if broken is not None:
+        raise AssertionError(broken)
+
+
+def ledger():
+    """Returns the simulated device's Ledger."""
+    return Ledger(**_core._sim_ledger())
+
+
+@contextmanager
+def call_log():
+    """Records the calls that reach the simulated device inside a with statement.
+
+    Yields a list that is empty until the end of the with statement and then holds the
+    Calls, oldest first.
+    """
+    calls = []
+    _core._sim_log_start()
+    try:
+        yield calls
+    finally:
+        calls.extend(Call(*entry) for entry in _core._sim_log_stop())
+
+
+@contextmanager
+def fail(name, nth=1, count=1, code=2):
+    """Makes calls of the simulated device fail inside a with statement.
+
+    Args:
+        name (str): which call, as the backend table names it ("mem_alloc", "copy");
+            None for any.
+        nth (int): the first to fail, counted from 1.
+        count (int): how many fail; 0 for all from then on.
+        code (int): the runtime's error number; 2 is out of memory.
+
+    Raises:
+        ValueError: there is no call of that name.
+    """
+    _core._fail(name, nth, count, code)
+    try:
+        yield
+    finally:
+        _core._fail_stop()
+
+
+def last_error():
+    """Returns the code in the calling thread's last-error slot, 0 when it is clean."""
+    return _core._last_error()

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * How backends are made, and the handles by which tests drive the simulated one. The
+ * table they all fill is core/gm_backend.h. No CUDA header is needed to include this.
+ */
+#ifndef GM_BACKENDS_H
+#define GM_BACKENDS_H
+
+#include "../core/gm_backend.h"
+
+/* ---- cuda ---- */
+
+/* The CUDA runtime. *out stays valid for the life of the process.
+ * GM_ERR_UNSUPPORTED: built without CUDA. GM_ERR_NO_DRIVER: no driver installed, or no
+ * device. GM_ERR_DRIVER_TOO_OLD: both versions can be read with gm_backend_cuda_probe.
+ * Leaves no error in the runtime's last-error slot. Creates no context. */
+GM_MUST_CHECK gm_status gm_backend_cuda_open(const gm_backend **out);
+
+/* What a look without opening finds; safe with no driver. Versions as 1000*major +
+ * 10*minor, driver 0 where there is none; devices 0 where they cannot be counted. */
+typedef struct gm_cuda_probe {
+    bool built;  // this build contains CUDA
+    int runtime; // version linked
+    int driver;
+    int devices;
+    int error; // the runtime's code when counting devices failed, else 0
+} gm_cuda_probe;
+void gm_backend_cuda_probe(gm_cuda_probe *out);
+
+/* ---- sim ---- */
+
+#define GM_SIM_MAX_DEVICES 16
+
+typedef struct gm_sim_options {
+    int devices;    // 1 to GM_SIM_MAX_DEVICES
+    size_t memory;  // bytes a device, rounded up to 2 MiB; nothing is spent until used
+    size_t others;  // bytes a device that somebody else holds
+    bool scattered; // placement need not be contiguous: capacity alone decides
+    bool release_at_once; // queued work runs at once instead of as late as is legal
+} gm_sim_options;
+
+/* A device made of host memory. Several may exist at once; give each back with
+ * gm_backend_close. */
+GM_MUST_CHECK gm_status gm_backend_sim_open(const gm_sim_options *options,
+                                            gm_backend **out);
+
+/* The ledger: what was taken and not given back. All zero at the end of a clean run. */
+typedef struct gm_sim_ledger {
+    size_t allocations; // live mem_alloc results, all kinds
+    size_t bytes;       // their sum as asked
+    size_t streams;
+    size_t events;
+    size_t pending;    // queued operations that have not run
+    size_t errors;     // bad frees, uses of dead handles, copies outside any allocation
+    size_t peak_bytes; // highest sum of device bytes held, all devices
+} gm_sim_ledger;
+void gm_sim_read_ledger(const gm_backend *b, gm_sim_ledger *out);
+
+/* The call log: one entry a slot call that reached the device, oldest first, kept only
+ * while switched on. Fields that a call does not have are 0. */
+typedef struct gm_sim_call {
+    const char *name; // slot name, static
+    int device;
+    uint64_t ptr; // address, stream or event the call is about
+    size_t size;
+    gm_status status;
+} gm_sim_call;
+void gm_sim_log_start(const gm_backend *b);
+void gm_sim_log_stop(const gm_backend *b); // and forgets
+size_t gm_sim_log_count(const gm_backend *b);
+bool gm_sim_log_get(const gm_backend *b, size_t index, gm_sim_call *out);
+
+/* ---- fault ---- */
+
+/* Wraps `inner` (which must outlive it): the same table, but calls of one slot can be
+ * told to fail. */
+GM_MUST_CHECK gm_status gm_backend_fault_open(const gm_backend *inner,
+                                              gm_backend **out);
+
+/* The `nth` (1 = next) call from now of slot `name` (NULL = any slot that may fail)
+ * fails with `status`, and so do the `count - 1` calls after it (0 = for ever), without
+ * reaching `inner`. Replaces the plan before it. GM_ERR_INVALID_VALUE: no such slot. */
+GM_MUST_CHECK gm_status gm_fault_plan(const gm_backend *b,
+                                      const char *name,
+                                      uint64_t nth,
+                                      uint64_t count,
+                                      gm_status status);
+
+/* Ends the plan. */
+void gm_fault_clear(const gm_backend *b);
+
+/* Calls seen and failures injected since gm_fault_plan. */
+void gm_fault_counts(const gm_backend *b, uint64_t *seen, uint64_t *injected);
+
+#endif

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The cuda backend: its table, and finding out whether it can be used.
+ *
+ * There is one for the process, opened once and never closed: the runtime is one for
+ * the process too, and memory from it may outlive anything that would close it. Opening
+ * counts the devices (which initialises the driver but makes no context), resolves the
+ * driver entry points and asks what every device can do.
+ *
+ * With no driver there is no last-error slot to keep clean: the runtime answers every
+ * call with cudaErrorInsufficientDriver then, also the one that reads the slot.
+ *
+ * Threading: open and probe from any thread; open is serialised by a lock of its own,
+ * held while the driver initialises, under which nothing of ours is called back.
+ *
+ * Not here yet, so answered GM_ERR_UNSUPPORTED by the wrappers: prefetch and advise,
+ * virtual memory, handles for other processes.
+ */
+#if GM_WITH_CUDA
+
+#include "cuda_api.h"
+
+#include <pthread.h>
+
+static cuda_self opened_self;
+
+static gm_backend opened_table = {
+    .api_version = GM_BACKEND_API_VERSION,
+    .name = "cuda",
+
+    .error_name = cuda_error_name,
+    .error_text = cuda_error_text,
+    .last_error = cuda_last_error,
+
+    .device_count = cuda_device_count,
+    .device_get = cuda_device_get,
+    .device_set = cuda_device_set,
+    .device_synchronize = cuda_device_synchronize,
+    .device_name = cuda_device_name,
+    .versions = cuda_versions,
+
+    .mem_info = cuda_mem_info,
+    .mem_alloc = cuda_mem_alloc,
+    .mem_free = cuda_mem_free,
+    .mem_alloc_async = cuda_mem_alloc_async,
+    .mem_free_async = cuda_mem_free_async,
+
+    .copy = cuda_copy,
+    .copy_async = cuda_copy_async,
+    .copy_peer = cuda_copy_peer,
+    .copy_peer_async = cuda_copy_peer_async,
+    .set = cuda_set,
+    .set_async = cuda_set_async,
+
+    .stream_create = cuda_stream_create,
+    .stream_destroy = cuda_stream_destroy,
+    .stream_query = cuda_stream_query,
+    .stream_synchronize = cuda_stream_synchronize,
+    .stream_wait_event = cuda_stream_wait_event,
+    .stream_id = cuda_stream_id,
+    .stream_capture = cuda_stream_capture,
+
+    .event_create = cuda_event_create,
+    .event_destroy = cuda_event_destroy,
+    .event_record = cuda_event_record,
+    .event_query = cuda_event_query,
+    .event_synchronize = cuda_event_synchronize,
+    .event_elapsed = cuda_event_elapsed,
+
+    .pointer_info = cuda_pointer_info,
+    .peer_can_access = cuda_peer_can_access,
+    .peer_enable = cuda_peer_enable,
+};
+
+void
+gm_backend_cuda_probe(gm_cuda_probe *out)
+{
+    cudaError_t error;
+
+    *out = (gm_cuda_probe){.built = true};
+    /* Neither fails: the runtime knows its own version, and says 0 for no driver. */
+    (void)cudaRuntimeGetVersion(&out->runtime);
+    (void)cudaDriverGetVersion(&out->driver);
+    error = cudaGetDeviceCount(&out->devices);
+    if (error != cudaSuccess) {
+        out->devices = 0;
+        out->error = (int)error;
+        (void)cudaGetLastError();
+    }
+}
+
+static gm_status
+probe_status(const gm_cuda_probe *probe)
+{
+    if (probe->driver == 0 || probe->error == cudaErrorNoDevice) {
+        return GM_ERR_NO_DRIVER;
+    }
+    if (probe->error == cudaErrorInsufficientDriver) {
+        return GM_ERR_DRIVER_TOO_OLD;
+    }
+    if (probe->error != cudaSuccess) {
+        return cuda_status((cudaError_t)probe->error);
+    }
+    return probe->devices > 0 ? GM_OK : GM_ERR_NO_DRIVER;
+}
+
+/* Whether every device has a property; one that cannot be asked has it not. */
+static bool
+all_devices_have(int count, enum cudaDeviceAttr property)
+{
+    for (int i = 0; i < count; i++) {
+        int value = 0;
+        cudaError_t error = cudaDeviceGetAttribute(&value, property, i);
+
+        if (cuda_status(error) != GM_OK || !value) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static uint32_t
+find_caps(int count)
+{
+    uint32_t caps = 0;
+
+    if (all_devices_have(count, cudaDevAttrMemoryPoolsSupported)) {
+        caps |= GM_CAP_STREAM_ORDERED;
+    }
+    if (all_devices_have(count, cudaDevAttrManagedMemory)) {
+        caps |= GM_CAP_MANAGED;
+    }
+    return caps;
+}
+
+static gm_status
+open_once_locked(void)
+{
+    gm_cuda_probe probe;
+    gm_status status;
+
+    if (opened_table.self) {
+        return GM_OK;
+    }
+    gm_backend_cuda_probe(&probe);
+    status = probe_status(&probe);
+    if (status != GM_OK) {
+        return status;
+    }
+    opened_self.count = probe.devices;
+    status = cuda_self_init(&opened_self);
+    if (status != GM_OK) {
+        return status;
+    }
+    opened_table.caps = find_caps(probe.devices);
+    opened_table.self = &opened_self;
+    return GM_OK;
+}
+
+gm_status
+gm_backend_cuda_open(const gm_backend **out)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    gm_status status;
+
+    pthread_mutex_lock(&lock);
+    status = open_once_locked();
+    pthread_mutex_unlock(&lock);
+    if (status == GM_OK) {
+        *out = &opened_table;
+    }
+    return status;
+}
+
+#endif

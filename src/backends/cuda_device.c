@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Device slots of the cuda backend: count, current, name, versions, memory left, peers.
+ *
+ * The number of devices is fixed when the backend opens, as it is in the runtime. Only
+ * device_set makes a context current that was not; device_synchronize, mem_info and
+ * peer_enable make the device's primary context if it has none, and leave the thread's
+ * own alone.
+ *
+ * Threading: any thread.
+ */
+#if GM_WITH_CUDA
+
+#include "cuda_api.h"
+
+#include <limits.h> // INT_MAX
+
+static bool
+device_exists(const cuda_self *cuda, int device)
+{
+    return device >= 0 && device < cuda->count;
+}
+
+gm_status
+cuda_device_count(void *self, int *count)
+{
+    const cuda_self *cuda = self;
+
+    *count = cuda->count;
+    return GM_OK;
+}
+
+gm_status
+cuda_device_get(void *self, int *device)
+{
+    return cuda_status(cuda_current(self, device));
+}
+
+gm_status
+cuda_device_set(void *self, int device)
+{
+    if (!device_exists(self, device)) {
+        return GM_ERR_INVALID_DEVICE;
+    }
+    return cuda_status(cudaSetDevice(device));
+}
+
+gm_status
+cuda_device_synchronize(void *self, int device)
+{
+    cuda_guard guard;
+    cudaError_t error = cuda_enter(self, device, &guard);
+
+    if (error == cudaSuccess) {
+        error = cudaDeviceSynchronize();
+        cuda_leave(&guard);
+    }
+    return cuda_status(error);
+}
+
+gm_status
+cuda_device_name(void *self, int device, char *text, size_t size)
+{
+    const cuda_self *cuda = self;
+    CUresult result;
+
+    if (!device_exists(cuda, device)) {
+        return GM_ERR_INVALID_DEVICE;
+    }
+    if (size == 0) {
+        return GM_ERR_INVALID_VALUE;
+    }
+    /* The driver's call, since the runtime's fills a kilobyte of properties whose
+     * layout changes from version to version. */
+    result = cuda->driver.device_get_name(text, size > INT_MAX ? INT_MAX : (int)size,
+                                          cuda->devices[device].handle);
+    text[result == CUDA_SUCCESS ? size - 1 : 0] = '\0';
+    return cuda_status(cuda_from_driver(result));
+}
+
+gm_status
+cuda_versions(void *self, int *driver, int *runtime)
+{
+    int found_driver = 0;
+    int found_runtime = 0;
+    cudaError_t error = cudaDriverGetVersion(&found_driver);
+
+    (void)self;
+    if (error == cudaSuccess) {
+        error = cudaRuntimeGetVersion(&found_runtime);
+    }
+    if (error == cudaSuccess) {
+        *driver = found_driver;
+        *runtime = found_runtime;
+    }
+    return cuda_status(error);
+}
+
+gm_status
+cuda_mem_info(void *self, int device, size_t *free_bytes, size_t *total_bytes)
+{
+    cuda_guard guard;
+    cudaError_t error = cuda_enter(self, device, &guard);
+    size_t free_now = 0;
+    size_t total = 0;
+
+    if (error == cudaSuccess) {
+        error = cudaMemGetInfo(&free_now, &total);
+        cuda_leave(&guard);
+    }
+    if (error == cudaSuccess) {
+        *free_bytes = free_now;
+        *total_bytes = total;
+    }
+    return cuda_status(error);
+}
+
+gm_status
+cuda_peer_can_access(void *self, int device, int peer, bool *can)
+{
+    int answer = 0;
+    cudaError_t error;
+
+    if (!device_exists(self, device) || !device_exists(self, peer)) {
+        return GM_ERR_INVALID_DEVICE;
+    }
+    error = cudaDeviceCanAccessPeer(&answer, device, peer);
+    if (error == cudaSuccess) {
+        *can = answer != 0;
+    }
+    return cuda_status(error);
+}
+
+gm_status
+cuda_peer_enable(void *self, int device, int peer)
+{
+    cuda_guard guard;
+    cudaError_t error = cuda_enter(self, device, &guard);
+    gm_status status;
+
+    if (error == cudaSuccess) {
+        error = cudaDeviceEnablePeerAccess(peer, 0);
+        cuda_leave(&guard);
+    }
+    status = cuda_status(error);
+    return error == cudaErrorPeerAccessAlreadyEnabled ? GM_OK : status;
+}
+
+#endif

@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Streams: queues of work that nobody runs until somebody must have the result.
+ *
+ * There are no threads. An operation gets the next number of the instance and waits in
+ * its stream; it runs when a caller waits for it, releases what it may use, or has been
+ * told "not ready" once and asks again. Work that nothing waits for stays undone for as
+ * long as a device might leave it undone, so a program that forgot to wait reads stale
+ * bytes in every run and not one time in a thousand.
+ *
+ * Order. Let h be the operation at the head of its stream. It may run unless
+ *   - it waits for an event whose record has not run: that record comes first
+ *   - its stream is the device's legacy stream, and a blocking stream of the device has
+ *     work with a smaller number
+ *   - its stream is another blocking one, and the legacy stream has such work
+ * Whatever must come first has a smaller number than h, and so does what that waits
+ * for: the search ends, and no stream is entered twice, so the streams themselves are
+ * the stack (`waiter`) and running needs neither recursion nor memory.
+ *
+ * Cost: queueing O(1) and one host allocation; running O(1) an operation, on the legacy
+ * stream O(streams of the device).
+ */
+#include "sim.h"
+
+#include "../core/gm_process.h"
+
+#include <string.h> // memmove(), memset()
+
+/* The virtual clock: what an operation costs, in nanoseconds. */
+#define LAUNCH_NS 1000
+#define LINK_BYTES_A_NS 25     // between host and device
+#define MEMORY_BYTES_A_NS 2000 // inside a device
+
+/* ---- operations ---- */
+
+void
+sim_op_unref(sim_op *op)
+{
+    while (op != NULL && --op->refs == 0) {
+        sim_op *record = op->record; // a record has none itself: two rounds at most
+        gm_host_free(op);
+        op = record;
+    }
+}
+
+gm_status
+sim_submit(gm_sim *sim, sim_stream *stream, const sim_op *work, sim_op **kept)
+{
+    sim_op *op = gm_host_alloc(sizeof *op);
+    if (op == NULL) {
+        return GM_ERR_HOST_MEMORY;
+    }
+    *op = *work;
+    op->refs = 1;
+    op->number = ++sim->number;
+    op->stream = stream;
+    if (op->record != NULL) {
+        op->record->refs++;
+    }
+    if (kept != NULL) {
+        op->refs++;
+        *kept = op;
+    }
+    *stream->tail = op;
+    stream->tail = &op->next;
+    stream->last = op->number;
+    sim->ledger.pending++;
+    if (sim->release_at_once) {
+        sim_run(sim, stream, op->number);
+    }
+    return GM_OK;
+}
+
+/* Moves the bytes, unless what they lie in was freed since: a fault on a device, here
+ * a counted error. */
+static void
+execute(gm_sim *sim, sim_op *op)
+{
+    switch (op->kind) {
+    case SIM_OP_COPY:
+        if (!sim_range_usable(sim, op->dst, op->size, true) ||
+            !sim_range_usable(sim, op->src, op->size, true)) {
+            (void)sim_bad_value(sim); // queued long ago: nobody is here to be told
+            break;
+        }
+        memmove((void *)op->dst, (const void *)op->src, op->size);
+        sim->clock += LAUNCH_NS + op->size / LINK_BYTES_A_NS;
+        break;
+    case SIM_OP_SET:
+        if (!sim_range_usable(sim, op->dst, op->size, false)) {
+            (void)sim_bad_value(sim);
+            break;
+        }
+        memset((void *)op->dst, op->value & 0xff, op->size);
+        sim->clock += LAUNCH_NS + op->size / MEMORY_BYTES_A_NS;
+        break;
+    case SIM_OP_RECORD:
+    case SIM_OP_WAIT:
+        break;
+    }
+    op->time = sim->clock;
+    op->done = true;
+}
+
+/* Runs the head of a stream, which nothing blocks. */
+static void
+run_head(gm_sim *sim, sim_stream *stream)
+{
+    sim_op *op = stream->head;
+    stream->head = op->next;
+    if (stream->head == NULL) {
+        stream->tail = &stream->head;
+    }
+    op->next = NULL;
+    sim->ledger.pending--;
+    execute(sim, op);
+    sim_op_unref(op);
+}
+
+static bool
+has_before(const sim_stream *stream, uint64_t number)
+{
+    return stream->head != NULL && stream->head->number < number;
+}
+
+/* The stream that must get on before `op`, the head of its own, may run, with how far
+ * in its `target`; NULL when nothing must. */
+static sim_stream *
+find_blocker(const gm_sim *sim, const sim_op *op)
+{
+    if (op->record != NULL && !op->record->done) {
+        sim_stream *recording = op->record->stream;
+        recording->target = op->record->number;
+        return recording;
+    }
+    if (!op->stream->blocking) {
+        return NULL;
+    }
+    const sim_device *device = &sim->devices[op->stream->device];
+    sim_stream *blocker = NULL;
+    if (op->stream != device->legacy) {
+        blocker = has_before(device->legacy, op->number) ? device->legacy : NULL;
+    }
+    else {
+        blocker = device->streams;
+        while (blocker != NULL &&
+               !(blocker->blocking && has_before(blocker, op->number))) {
+            blocker = blocker->next;
+        }
+    }
+    if (blocker != NULL) {
+        blocker->target = op->number - 1;
+    }
+    return blocker;
+}
+
+/* sim_run, but ended streams stay, so that a caller may walk their list. */
+static void
+run_queued(gm_sim *sim, sim_stream *stream, uint64_t number)
+{
+    stream->target = number;
+    stream->waiter = NULL;
+    while (stream != NULL) {
+        if (!has_before(stream, stream->target + 1)) {
+            stream = stream->waiter;
+            continue;
+        }
+        sim_stream *blocker = find_blocker(sim, stream->head);
+        if (blocker == NULL) {
+            run_head(sim, stream);
+        }
+        else {
+            GM_ASSERT(blocker != stream);
+            blocker->waiter = stream;
+            stream = blocker;
+        }
+    }
+}
+
+/* ---- streams ---- */
+
+static void
+free_stream(gm_sim *sim, sim_stream *stream)
+{
+    if (stream->prev != NULL) {
+        stream->prev->next = stream->next;
+    }
+    else {
+        sim->devices[stream->device].streams = stream->next;
+    }
+    if (stream->next != NULL) {
+        stream->next->prev = stream->prev;
+    }
+    gm_host_free(stream);
+}
+
+/* Frees the ended streams whose queue has run empty. */
+static void
+lay_ghosts(gm_sim *sim)
+{
+    for (int device = 0; sim->ghosts > 0 && device < sim->device_count; device++) {
+        sim_stream *stream = sim->devices[device].streams;
+        while (stream != NULL) {
+            sim_stream *next = stream->next;
+            if (stream->ended && stream->head == NULL) {
+                free_stream(sim, stream);
+                sim->ghosts--;
+            }
+            stream = next;
+        }
+    }
+}
+
+void
+sim_run(gm_sim *sim, sim_stream *stream, uint64_t number)
+{
+    run_queued(sim, stream, number);
+    lay_ghosts(sim);
+}
+
+void
+sim_drain(gm_sim *sim, int device)
+{
+    sim_stream *stream = sim->devices[device].streams;
+    for (; stream != NULL; stream = stream->next) {
+        run_queued(sim, stream, stream->last);
+    }
+    lay_ghosts(sim);
+}
+
+sim_stream *
+sim_stream_new(gm_sim *sim, int device, bool blocking)
+{
+    sim_stream *stream = gm_host_zalloc(sizeof *stream);
+    if (stream == NULL) {
+        return NULL;
+    }
+    sim_device *owner = &sim->devices[device];
+    stream->id = sim_next_serial();
+    stream->device = device;
+    stream->blocking = blocking;
+    stream->tail = &stream->head;
+    stream->next = owner->streams;
+    if (stream->next != NULL) {
+        stream->next->prev = stream;
+    }
+    owner->streams = stream;
+    return stream;
+}
+
+void
+sim_stream_end(gm_sim *sim, sim_stream *stream)
+{
+    if (stream->head == NULL) {
+        free_stream(sim, stream);
+        return;
+    }
+    stream->ended = true;
+    sim->ghosts++;
+}
+
+void
+sim_streams_fini(gm_sim *sim)
+{
+    for (int device = 0; device < sim->device_count; device++) {
+        sim_stream *stream = sim->devices[device].streams;
+        while (stream != NULL) {
+            while (stream->head != NULL) {
+                sim_op *op = stream->head;
+                stream->head = op->next;
+                sim_op_unref(op);
+            }
+            sim_stream *next = stream->next;
+            gm_host_free(stream);
+            stream = next;
+        }
+    }
+}
+
+gm_status
+sim_stream_find(gm_sim *sim, gm_stream handle, sim_stream **out)
+{
+    sim_stream *stream = NULL;
+    switch (handle) {
+    case GM_STREAM_NULL:
+    case GM_STREAM_LEGACY:
+        stream = sim->devices[sim_thread_device(sim)].legacy;
+        break;
+    case GM_STREAM_PER_THREAD:
+        stream = sim_thread_stream(sim);
+        if (stream == NULL) {
+            return GM_ERR_HOST_MEMORY;
+        }
+        break;
+    default:
+        stream = sim_table_get(&sim->streams, handle);
+        if (stream == NULL) {
+            return sim_bad_handle(sim);
+        }
+        break;
+    }
+    *out = stream;
+    return GM_OK;
+}
+
+gm_status
+sim_stream_create(gm_sim *sim, int device, unsigned flags, gm_stream *out)
+{
+    if (!sim_has_device(sim, device)) {
+        return GM_ERR_INVALID_DEVICE;
+    }
+    if ((flags & ~(unsigned)GM_STREAM_NON_BLOCKING) != 0) {
+        return GM_DEVICE_ERROR(SIM_CODE_INVALID_VALUE);
+    }
+    bool blocking = (flags & GM_STREAM_NON_BLOCKING) == 0;
+    sim_stream *stream = sim_stream_new(sim, device, blocking);
+    if (stream == NULL) {
+        return GM_ERR_HOST_MEMORY;
+    }
+    gm_status status = sim_table_add(&sim->streams, stream, out);
+    if (status != GM_OK) {
+        free_stream(sim, stream);
+        return status;
+    }
+    sim->ledger.streams++;
+    return GM_OK;
+}
+
+gm_status
+sim_stream_destroy(gm_sim *sim, gm_stream handle)
+{
+    // Default streams are not in the table, so they are refused as well.
+    sim_stream *stream = sim_table_get(&sim->streams, handle);
+    if (stream == NULL) {
+        return sim_bad_handle(sim);
+    }
+    sim_table_remove(&sim->streams, handle);
+    sim->ledger.streams--;
+    sim_stream_end(sim, stream);
+    return GM_OK;
+}
+
+gm_status
+sim_stream_query(gm_sim *sim, sim_stream *stream)
+{
+    if (has_before(stream, stream->polled + 1)) {
+        sim_run(sim, stream, stream->polled);
+    }
+    if (stream->head == NULL) {
+        return GM_OK;
+    }
+    stream->polled = stream->last;
+    return GM_NOT_READY;
+}

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Arenas: the free blocks of one stream, and the table that finds a stream's arena.
+ *
+ * Memory given back may be reused at once by work queued on the same stream, because
+ * the stream runs in order; hence one arena a stream. A stream is known by a key that
+ * no other stream ever has, not by its handle, which the driver reuses. A segment
+ * belongs to the arena it was taken for, and its blocks always return there. An arena
+ * goes when its last segment goes.
+ *
+ * Cost: finding the arena used last is one comparison, any other a hash lookup.
+ * Threading: the pool's lock is held.
+ */
+#ifndef GM_ARENA_H
+#define GM_ARENA_H
+
+#include "gm_block.h"
+#include "gm_index.h"
+
+/* Identity of a stream. */
+typedef uint64_t gm_stream_key;
+
+#define GM_STREAM_KEY_DEFAULT ((gm_stream_key)0) // the device's default stream
+
+/* The key of a stream whose gm_backend stream_id is `id`. */
+static inline gm_stream_key
+gm_stream_key_of(gm_stream stream, uint64_t id)
+{
+    return stream <= GM_STREAM_LEGACY ? GM_STREAM_KEY_DEFAULT : id + 1;
+}
+
+struct gm_arena {
+    gm_index index;
+    gm_stream_key key;
+    size_t pins;     // segments that belong here, and segments being taken for it
+    gm_arena *chain; // next in the table's bucket
+};
+
+typedef struct gm_arena_table {
+    gm_arena *recent; // found last; NULL in an empty table
+    gm_arena **buckets;
+    size_t bucket_count; // 0 or a power of two
+    size_t count;
+} gm_arena_table;
+
+/* The arena of `key`; NULL when it has none. */
+gm_arena *gm_arena_find_slow(gm_arena_table *table, gm_stream_key key);
+
+static inline gm_arena *
+gm_arena_find(gm_arena_table *table, gm_stream_key key)
+{
+    gm_arena *recent = table->recent;
+
+    return GM_LIKELY(recent && recent->key == key) ? recent
+                                                   : gm_arena_find_slow(table, key);
+}
+
+/* The arena of `key`, made if there is none, with one pin more. NULL: no host memory.
+ */
+gm_arena *gm_arena_pin(gm_arena_table *table, gm_stream_key key);
+
+/* One pin less; the last one frees the arena, whose index is empty by then. */
+void gm_arena_unpin(gm_arena_table *table, gm_arena *arena);
+
+/* Frees the table; every arena was unpinned. */
+void gm_arena_table_fini(gm_arena_table *table);
+
+#endif

@@ -1,0 +1,523 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * One wrapper a slot of the backend table: the only callers of its functions.
+ *
+ * A wrapper gives a missing optional slot its default answer, refuses what no backend
+ * should be asked (a size of 0), and checks what comes back. Results are taken into a
+ * local and handed on only on success, so that a backend that scribbles on its
+ * out-parameter and then fails cannot leave half a result with the caller. A success
+ * with a null address or handle is the backend's broken promise: GM_ERR_INTERNAL.
+ *
+ * Cost: a branch or two on top of the indirect call. Threading: as the slots. Required
+ * slots are called unchecked: gm_backend_validate has seen the table.
+ */
+#include "gm_backend.h"
+
+#include <string.h> // strlen(), memcpy()
+
+/* The call, or the default where the slot is empty. An expression: it hides no
+ * return. */
+#define CALL_OPTIONAL(b, slot, ...)                                                    \
+    ((b)->slot != NULL ? (b)->slot((b)->self, __VA_ARGS__) : GM_ERR_UNSUPPORTED)
+
+/* Hands an address or handle on; a backend may not succeed with none. */
+static gm_status
+take_nonzero(gm_status status, uintptr_t value, uintptr_t *out)
+{
+    if (status != GM_OK) {
+        return status;
+    }
+    if (value == 0) {
+        return GM_ERR_INTERNAL;
+    }
+    *out = value;
+    return GM_OK;
+}
+
+gm_status
+gm_backend_validate(const gm_backend *b)
+{
+    if (b->api_version != GM_BACKEND_API_VERSION) {
+        return GM_ERR_UNSUPPORTED;
+    }
+    bool complete =
+        b->name != NULL && b->error_name != NULL && b->error_text != NULL &&
+        b->device_count != NULL && b->device_get != NULL && b->device_set != NULL &&
+        b->device_synchronize != NULL && b->mem_info != NULL && b->mem_alloc != NULL &&
+        b->mem_free != NULL && b->copy != NULL && b->copy_async != NULL &&
+        b->set != NULL && b->set_async != NULL && b->stream_create != NULL &&
+        b->stream_destroy != NULL && b->stream_query != NULL &&
+        b->stream_synchronize != NULL && b->stream_wait_event != NULL &&
+        b->stream_id != NULL && b->event_create != NULL && b->event_destroy != NULL &&
+        b->event_record != NULL && b->event_query != NULL &&
+        b->event_synchronize != NULL;
+    return complete ? GM_OK : GM_ERR_INVALID_VALUE;
+}
+
+/* ---- identity ---- */
+
+void
+gm_backend_close(const gm_backend *b)
+{
+    if (b->close != NULL) {
+        b->close(b->self);
+    }
+}
+
+const char *
+gm_backend_error_name(const gm_backend *b, int code)
+{
+    return b->error_name(b->self, code);
+}
+
+const char *
+gm_backend_error_text(const gm_backend *b, int code)
+{
+    return b->error_text(b->self, code);
+}
+
+int
+gm_backend_last_error(const gm_backend *b)
+{
+    return b->last_error != NULL ? b->last_error(b->self) : 0;
+}
+
+/* ---- devices ---- */
+
+gm_status
+gm_backend_device_count(const gm_backend *b, int *count)
+{
+    int value = 0;
+    gm_status status = b->device_count(b->self, &value);
+    if (status == GM_OK) {
+        *count = value;
+    }
+    return status;
+}
+
+gm_status
+gm_backend_device_get(const gm_backend *b, int *device)
+{
+    int value = 0;
+    gm_status status = b->device_get(b->self, &value);
+    if (status == GM_OK) {
+        *device = value;
+    }
+    return status;
+}
+
+gm_status
+gm_backend_device_set(const gm_backend *b, int device)
+{
+    return b->device_set(b->self, device);
+}
+
+gm_status
+gm_backend_device_synchronize(const gm_backend *b, int device)
+{
+    return b->device_synchronize(b->self, device);
+}
+
+gm_status
+gm_backend_device_name(const gm_backend *b, int device, char *text, size_t size)
+{
+    if (size == 0) {
+        return GM_ERR_INVALID_VALUE; // no room even for the terminator
+    }
+    if (b->device_name != NULL) {
+        return b->device_name(b->self, device, text, size);
+    }
+    size_t length = strlen(b->name);
+    if (length >= size) {
+        length = size - 1;
+    }
+    memcpy(text, b->name, length);
+    text[length] = '\0';
+    return GM_OK;
+}
+
+gm_status
+gm_backend_versions(const gm_backend *b, int *driver, int *runtime)
+{
+    int driver_value = 0, runtime_value = 0;
+    gm_status status = GM_OK;
+    if (b->versions != NULL) {
+        status = b->versions(b->self, &driver_value, &runtime_value);
+    }
+    if (status == GM_OK) {
+        *driver = driver_value;
+        *runtime = runtime_value;
+    }
+    return status;
+}
+
+/* ---- memory ---- */
+
+gm_status
+gm_backend_mem_info(const gm_backend *b,
+                    int device,
+                    size_t *free_bytes,
+                    size_t *total_bytes)
+{
+    size_t free_value = 0, total_value = 0;
+    gm_status status = b->mem_info(b->self, device, &free_value, &total_value);
+    if (status == GM_OK) {
+        *free_bytes = free_value;
+        *total_bytes = total_value;
+    }
+    return status;
+}
+
+gm_status
+gm_backend_mem_alloc(
+    const gm_backend *b, int device, gm_mem_kind kind, size_t size, uintptr_t *out)
+{
+    if (size == 0) {
+        return GM_ERR_INVALID_VALUE;
+    }
+    uintptr_t ptr = 0;
+    gm_status status = b->mem_alloc(b->self, device, kind, size, &ptr);
+    return take_nonzero(status, ptr, out);
+}
+
+gm_status
+gm_backend_mem_free(const gm_backend *b, int device, gm_mem_kind kind, uintptr_t ptr)
+{
+    return b->mem_free(b->self, device, kind, ptr);
+}
+
+gm_status
+gm_backend_mem_alloc_async(
+    const gm_backend *b, int device, size_t size, gm_stream stream, uintptr_t *out)
+{
+    if (size == 0) {
+        return GM_ERR_INVALID_VALUE;
+    }
+    uintptr_t ptr = 0;
+    gm_status status = CALL_OPTIONAL(b, mem_alloc_async, device, size, stream, &ptr);
+    return take_nonzero(status, ptr, out);
+}
+
+gm_status
+gm_backend_mem_free_async(const gm_backend *b,
+                          int device,
+                          uintptr_t ptr,
+                          gm_stream stream)
+{
+    return CALL_OPTIONAL(b, mem_free_async, device, ptr, stream);
+}
+
+gm_status
+gm_backend_copy(
+    const gm_backend *b, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind)
+{
+    return size > 0 ? b->copy(b->self, dst, src, size, kind) : GM_ERR_INVALID_VALUE;
+}
+
+gm_status
+gm_backend_copy_async(const gm_backend *b,
+                      uintptr_t dst,
+                      uintptr_t src,
+                      size_t size,
+                      gm_copy_kind kind,
+                      gm_stream stream)
+{
+    return size > 0 ? b->copy_async(b->self, dst, src, size, kind, stream)
+                    : GM_ERR_INVALID_VALUE;
+}
+
+gm_status
+gm_backend_copy_peer(const gm_backend *b,
+                     uintptr_t dst,
+                     int dst_device,
+                     uintptr_t src,
+                     int src_device,
+                     size_t size)
+{
+    return size > 0
+               ? CALL_OPTIONAL(b, copy_peer, dst, dst_device, src, src_device, size)
+               : GM_ERR_INVALID_VALUE;
+}
+
+gm_status
+gm_backend_copy_peer_async(const gm_backend *b,
+                           uintptr_t dst,
+                           int dst_device,
+                           uintptr_t src,
+                           int src_device,
+                           size_t size,
+                           gm_stream stream)
+{
+    if (size == 0) {
+        return GM_ERR_INVALID_VALUE;
+    }
+    return CALL_OPTIONAL(b, copy_peer_async, dst, dst_device, src, src_device, size,
+                         stream);
+}
+
+gm_status
+gm_backend_set(const gm_backend *b, uintptr_t dst, int value, size_t size)
+{
+    return size > 0 ? b->set(b->self, dst, value, size) : GM_ERR_INVALID_VALUE;
+}
+
+gm_status
+gm_backend_set_async(
+    const gm_backend *b, uintptr_t dst, int value, size_t size, gm_stream stream)
+{
+    return size > 0 ? b->set_async(b->self, dst, value, size, stream)
+                    : GM_ERR_INVALID_VALUE;
+}
+
+/* ---- streams ---- */
+
+gm_status
+gm_backend_stream_create(
+    const gm_backend *b, int device, unsigned flags, int priority, gm_stream *out)
+{
+    gm_stream stream = 0;
+    gm_status status = b->stream_create(b->self, device, flags, priority, &stream);
+    return take_nonzero(status, stream, out);
+}
+
+gm_status
+gm_backend_stream_destroy(const gm_backend *b, gm_stream stream)
+{
+    return b->stream_destroy(b->self, stream);
+}
+
+gm_status
+gm_backend_stream_query(const gm_backend *b, gm_stream stream)
+{
+    return b->stream_query(b->self, stream);
+}
+
+gm_status
+gm_backend_stream_synchronize(const gm_backend *b, gm_stream stream)
+{
+    return b->stream_synchronize(b->self, stream);
+}
+
+gm_status
+gm_backend_stream_wait_event(const gm_backend *b, gm_stream stream, gm_event event)
+{
+    return b->stream_wait_event(b->self, stream, event);
+}
+
+gm_status
+gm_backend_stream_id(const gm_backend *b, gm_stream stream, uint64_t *id)
+{
+    uint64_t value = 0;
+    gm_status status = b->stream_id(b->self, stream, &value);
+    if (status == GM_OK) {
+        *id = value;
+    }
+    return status;
+}
+
+gm_status
+gm_backend_stream_capture(const gm_backend *b,
+                          gm_stream stream,
+                          gm_capture_state *state)
+{
+    gm_capture_state value = GM_CAPTURE_NONE;
+    gm_status status = GM_OK;
+    if (b->stream_capture != NULL) {
+        status = b->stream_capture(b->self, stream, &value);
+    }
+    if (status == GM_OK) {
+        *state = value;
+    }
+    return status;
+}
+
+/* ---- events ---- */
+
+gm_status
+gm_backend_event_create(const gm_backend *b, int device, unsigned flags, gm_event *out)
+{
+    gm_event event = 0;
+    gm_status status = b->event_create(b->self, device, flags, &event);
+    return take_nonzero(status, event, out);
+}
+
+gm_status
+gm_backend_event_destroy(const gm_backend *b, gm_event event)
+{
+    return b->event_destroy(b->self, event);
+}
+
+gm_status
+gm_backend_event_record(const gm_backend *b, gm_event event, gm_stream stream)
+{
+    return b->event_record(b->self, event, stream);
+}
+
+gm_status
+gm_backend_event_query(const gm_backend *b, gm_event event)
+{
+    return b->event_query(b->self, event);
+}
+
+gm_status
+gm_backend_event_synchronize(const gm_backend *b, gm_event event)
+{
+    return b->event_synchronize(b->self, event);
+}
+
+gm_status
+gm_backend_event_elapsed(const gm_backend *b, gm_event start, gm_event end, float *ms)
+{
+    float value = 0.0f;
+    gm_status status = CALL_OPTIONAL(b, event_elapsed, start, end, &value);
+    if (status == GM_OK) {
+        *ms = value;
+    }
+    return status;
+}
+
+/* ---- addresses, peers, managed memory ---- */
+
+gm_status
+gm_backend_pointer_info(const gm_backend *b, uintptr_t ptr, gm_pointer_info *info)
+{
+    gm_pointer_info value = {.device = -1};
+    gm_status status = CALL_OPTIONAL(b, pointer_info, ptr, &value);
+    if (status == GM_OK) {
+        *info = value;
+    }
+    return status;
+}
+
+gm_status
+gm_backend_peer_can_access(const gm_backend *b, int device, int peer, bool *can)
+{
+    bool value = false;
+    gm_status status = GM_OK;
+    if (b->peer_can_access != NULL) {
+        status = b->peer_can_access(b->self, device, peer, &value);
+    }
+    if (status == GM_OK) {
+        *can = value;
+    }
+    return status;
+}
+
+gm_status
+gm_backend_peer_enable(const gm_backend *b, int device, int peer)
+{
+    return CALL_OPTIONAL(b, peer_enable, device, peer);
+}
+
+gm_status
+gm_backend_mem_prefetch(
+    const gm_backend *b, uintptr_t ptr, size_t size, int device, gm_stream stream)
+{
+    return size > 0 ? CALL_OPTIONAL(b, mem_prefetch, ptr, size, device, stream)
+                    : GM_ERR_INVALID_VALUE;
+}
+
+gm_status
+gm_backend_mem_advise(
+    const gm_backend *b, uintptr_t ptr, size_t size, int advice, int device)
+{
+    return size > 0 ? CALL_OPTIONAL(b, mem_advise, ptr, size, advice, device)
+                    : GM_ERR_INVALID_VALUE;
+}
+
+/* ---- virtual memory ---- */
+
+gm_status
+gm_backend_vm_granularity(const gm_backend *b, int device, size_t *bytes)
+{
+    size_t value = 0;
+    gm_status status = CALL_OPTIONAL(b, vm_granularity, device, &value);
+    return take_nonzero(status, value, bytes);
+}
+
+gm_status
+gm_backend_vm_reserve(const gm_backend *b, size_t size, uintptr_t *out)
+{
+    if (size == 0) {
+        return GM_ERR_INVALID_VALUE;
+    }
+    uintptr_t ptr = 0;
+    gm_status status = CALL_OPTIONAL(b, vm_reserve, size, &ptr);
+    return take_nonzero(status, ptr, out);
+}
+
+gm_status
+gm_backend_vm_unreserve(const gm_backend *b, uintptr_t ptr, size_t size)
+{
+    return CALL_OPTIONAL(b, vm_unreserve, ptr, size);
+}
+
+gm_status
+gm_backend_vm_create(const gm_backend *b, int device, size_t size, gm_handle *out)
+{
+    if (size == 0) {
+        return GM_ERR_INVALID_VALUE;
+    }
+    gm_handle handle = 0;
+    gm_status status = CALL_OPTIONAL(b, vm_create, device, size, &handle);
+    if (status == GM_OK) {
+        *out = handle; // 0 may be a handle: physical memory has no address
+    }
+    return status;
+}
+
+gm_status
+gm_backend_vm_release(const gm_backend *b, gm_handle handle)
+{
+    return CALL_OPTIONAL(b, vm_release, handle);
+}
+
+gm_status
+gm_backend_vm_map(const gm_backend *b, uintptr_t ptr, size_t size, gm_handle handle)
+{
+    return size > 0 ? CALL_OPTIONAL(b, vm_map, ptr, size, handle)
+                    : GM_ERR_INVALID_VALUE;
+}
+
+gm_status
+gm_backend_vm_unmap(const gm_backend *b, uintptr_t ptr, size_t size)
+{
+    return size > 0 ? CALL_OPTIONAL(b, vm_unmap, ptr, size) : GM_ERR_INVALID_VALUE;
+}
+
+gm_status
+gm_backend_vm_set_access(const gm_backend *b, uintptr_t ptr, size_t size, int device)
+{
+    return size > 0 ? CALL_OPTIONAL(b, vm_set_access, ptr, size, device)
+                    : GM_ERR_INVALID_VALUE;
+}
+
+/* ---- other processes ---- */
+
+gm_status
+gm_backend_ipc_export(const gm_backend *b, uintptr_t ptr, gm_ipc_handle *out)
+{
+    gm_ipc_handle value = {{0}};
+    gm_status status = CALL_OPTIONAL(b, ipc_export, ptr, &value);
+    if (status == GM_OK) {
+        *out = value;
+    }
+    return status;
+}
+
+gm_status
+gm_backend_ipc_open(const gm_backend *b,
+                    int device,
+                    const gm_ipc_handle *handle,
+                    uintptr_t *base)
+{
+    uintptr_t ptr = 0;
+    gm_status status = CALL_OPTIONAL(b, ipc_open, device, handle, &ptr);
+    return take_nonzero(status, ptr, base);
+}
+
+gm_status
+gm_backend_ipc_close(const gm_backend *b, uintptr_t base)
+{
+    return CALL_OPTIONAL(b, ipc_close, base);
+}

@@ -1,0 +1,422 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The backend table: all that the pool and the Python types ever ask of a device.
+ *
+ * A backend is one struct of functions and one opaque `self`. `cuda` fills it over
+ * the CUDA runtime, `sim` over host memory, `fault` wraps another table and injects
+ * failures. Nobody calls a slot directly: the gm_backend_* functions below it give a
+ * missing slot its default answer and check what comes back.
+ *
+ * Rules for every slot
+ *  - None of our locks is ever held by the caller, so a slot may block. It never runs
+ *    Python and never calls back into the core.
+ *  - Any thread may call any slot at any time, several at once.
+ *  - Result: GM_OK, a GM_ERR_* of gm_status.h, or GM_DEVICE_ERROR(code). Out of device
+ *    memory is always GM_ERR_OUT_OF_MEMORY. An out-parameter is written on success
+ * only.
+ *  - A slot leaves the calling thread's current device as it found it, also when it
+ *    fails; only device_set changes it. A slot with a `device` argument works on that
+ *    device whatever is current.
+ *  - A failed slot leaves nothing allocated, nothing queued and nothing in the
+ *    runtime's last-error slot.
+ *  - Every slot is optional unless marked required. A NULL slot answers
+ *    GM_ERR_UNSUPPORTED through its wrapper unless its paragraph names another default.
+ *  - Streams are native handles: GM_STREAM_NULL is the current device's default stream,
+ *    GM_STREAM_LEGACY the same by its own name, GM_STREAM_PER_THREAD the calling
+ *    thread's own.
+ */
+#ifndef GM_BACKEND_H
+#define GM_BACKEND_H
+
+#include "gm_base.h"
+#include "gm_status.h"
+
+#define GM_BACKEND_API_VERSION 1
+
+typedef uintptr_t gm_stream; // native stream handle
+typedef uintptr_t gm_event;  // native event handle
+typedef uint64_t gm_handle;  // physical memory made by vm_create
+
+#define GM_STREAM_NULL ((gm_stream)0)
+#define GM_STREAM_LEGACY ((gm_stream)1)
+#define GM_STREAM_PER_THREAD ((gm_stream)2)
+
+/* What a backend can do, for callers that must choose before they try. */
+enum {
+    GM_CAP_SIMULATED = 1u << 0,      // device pointers are host addresses
+    GM_CAP_STREAM_ORDERED = 1u << 1, // mem_alloc_async and mem_free_async
+    GM_CAP_MANAGED = 1u << 2,        // GM_MEM_MANAGED
+    GM_CAP_VIRTUAL_MEMORY = 1u << 3, // the vm_ slots
+    GM_CAP_IPC = 1u << 4,            // the ipc_ slots
+};
+
+typedef enum gm_mem_kind {
+    GM_MEM_DEVICE,  // ordinary device memory
+    GM_MEM_MANAGED, // migrates between host and device
+    GM_MEM_PINNED,  // page-locked host memory
+} gm_mem_kind;
+
+/* Values are the CUDA runtime's cudaMemcpyKind. */
+typedef enum gm_copy_kind {
+    GM_COPY_HOST_TO_DEVICE = 1,
+    GM_COPY_DEVICE_TO_HOST = 2,
+    GM_COPY_DEVICE_TO_DEVICE = 3,
+    GM_COPY_DEFAULT = 4, // the backend finds out from the addresses
+} gm_copy_kind;
+
+enum {
+    GM_STREAM_NON_BLOCKING = 1u << 0, // does not wait for the null stream
+};
+
+enum {
+    GM_EVENT_BLOCKING_SYNC = 1u << 0,  // event_synchronize sleeps instead of spinning
+    GM_EVENT_DISABLE_TIMING = 1u << 1, // cheaper; event_elapsed refuses it
+    GM_EVENT_INTERPROCESS = 1u << 2,   // can be exported
+};
+
+typedef enum gm_capture_state {
+    GM_CAPTURE_NONE,
+    GM_CAPTURE_ACTIVE,
+    GM_CAPTURE_INVALIDATED,
+} gm_capture_state;
+
+typedef enum gm_pointer_kind {
+    GM_POINTER_UNREGISTERED, // plain host memory, unknown to the device
+    GM_POINTER_HOST,         // pinned
+    GM_POINTER_DEVICE,
+    GM_POINTER_MANAGED,
+} gm_pointer_kind;
+
+typedef struct gm_pointer_info {
+    gm_pointer_kind kind;
+    int device;     // -1 where kind is GM_POINTER_UNREGISTERED
+    uintptr_t base; // start and length of the allocation it lies in; 0 if unknown
+    size_t size;
+} gm_pointer_info;
+
+typedef struct gm_ipc_handle {
+    unsigned char bytes[64];
+} gm_ipc_handle;
+
+typedef struct gm_backend {
+    /* ---- identity ---- */
+    uint32_t api_version; // GM_BACKEND_API_VERSION of the header it was built with
+    uint32_t caps;        // GM_CAP_*
+    const char *name;     // "cuda", "sim", ...; static
+    void *self;           // passed to every slot; owned by the backend
+
+    /* Ends the backend and frees `self`. Called once, after everything made through
+     * it was given back. Default: nothing to do. */
+    void (*close)(void *self);
+
+    /* The runtime's name ("cudaErrorMemoryAllocation") and sentence for one of its
+     * codes; static strings. Required. */
+    const char *(*error_name)(void *self, int code);
+    const char *(*error_text)(void *self, int code);
+
+    /* The code in the calling thread's last-error slot, 0 when clean; does not clear
+     * it. For tests. Default: 0. */
+    int (*last_error)(void *self);
+
+    /* ---- devices ---- */
+
+    /* How many devices there are. Creates no context. Required. */
+    gm_status (*device_count)(void *self, int *count);
+
+    /* The calling thread's current device; what a thread that never set one sees is 0.
+     * Hot: called once a request where there are several devices. Creates no context.
+     * Required. */
+    gm_status (*device_get)(void *self, int *device);
+
+    /* Makes `device` current for the calling thread. GM_ERR_INVALID_DEVICE when there
+     * is no such device. Required. */
+    gm_status (*device_set)(void *self, int device);
+
+    /* Blocks until all work queued on `device` is done; an earlier fault of that work
+     * comes out here. Required. */
+    gm_status (*device_synchronize)(void *self, int device);
+
+    /* Fills `text` (always terminated) with the device's name. Default: the backend's
+     * name. */
+    gm_status (*device_name)(void *self, int device, char *text, size_t size);
+
+    /* Versions as 1000*major + 10*minor; the driver's is 0 where there is none.
+     * Creates no context. Default: 0 and 0. */
+    gm_status (*versions)(void *self, int *driver, int *runtime);
+
+    /* ---- memory ---- */
+
+    /* Bytes nobody holds, and bytes there are, on `device`. Required. */
+    gm_status (*mem_info)(void *self,
+                          int device,
+                          size_t *free_bytes,
+                          size_t *total_bytes);
+
+    /* `size` > 0 bytes of `kind`, aligned to at least 512 for device memory; *out is
+     * non-zero. May block, may synchronise the device. GM_MEM_DEVICE is required; the
+     * other kinds may answer GM_ERR_UNSUPPORTED. */
+    gm_status (*mem_alloc)(
+        void *self, int device, gm_mem_kind kind, size_t size, uintptr_t *out);
+
+    /* Gives back exactly what mem_alloc returned. Waits until the device no longer
+     * uses it. On failure the memory is the backend's problem all the same: the caller
+     * forgets it. Required. */
+    gm_status (*mem_free)(void *self, int device, gm_mem_kind kind, uintptr_t ptr);
+
+    /* The same in the order of `stream`; does not block. */
+    gm_status (*mem_alloc_async)(
+        void *self, int device, size_t size, gm_stream stream, uintptr_t *out);
+    gm_status (*mem_free_async)(void *self,
+                                int device,
+                                uintptr_t ptr,
+                                gm_stream stream);
+
+    /* Copies `size` > 0 bytes. The plain form returns when the destination holds them
+     * (blocking, on the legacy stream); the async form queues on `stream`, and both
+     * ranges must stay valid until the stream gets there. Required. */
+    gm_status (*copy)(
+        void *self, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind);
+    gm_status (*copy_async)(void *self,
+                            uintptr_t dst,
+                            uintptr_t src,
+                            size_t size,
+                            gm_copy_kind kind,
+                            gm_stream stream);
+
+    /* Copies between two devices, with or without peer access. */
+    gm_status (*copy_peer)(void *self,
+                           uintptr_t dst,
+                           int dst_device,
+                           uintptr_t src,
+                           int src_device,
+                           size_t size);
+    gm_status (*copy_peer_async)(void *self,
+                                 uintptr_t dst,
+                                 int dst_device,
+                                 uintptr_t src,
+                                 int src_device,
+                                 size_t size,
+                                 gm_stream stream);
+
+    /* Fills `size` > 0 bytes with the low byte of `value`. Required. */
+    gm_status (*set)(void *self, uintptr_t dst, int value, size_t size);
+    gm_status (*set_async)(
+        void *self, uintptr_t dst, int value, size_t size, gm_stream stream);
+
+    /* ---- streams ---- */
+
+    /* A new stream of `device`; flags are GM_STREAM_*, a lower priority number runs
+     * first, 0 is ordinary. Required. */
+    gm_status (*stream_create)(
+        void *self, int device, unsigned flags, int priority, gm_stream *out);
+
+    /* Ends the stream's handle; work already queued still runs. Default streams cannot
+     * be destroyed. Required. */
+    gm_status (*stream_destroy)(void *self, gm_stream stream);
+
+    /* GM_OK when all queued work is done, GM_NOT_READY when not. Required. */
+    gm_status (*stream_query)(void *self, gm_stream stream);
+
+    /* Blocks until all queued work is done. Required. */
+    gm_status (*stream_synchronize)(void *self, gm_stream stream);
+
+    /* Work queued on `stream` from now on waits for `event`. Required. */
+    gm_status (*stream_wait_event)(void *self, gm_stream stream, gm_event event);
+
+    /* A number no other stream of this process ever had or will have, where the handle
+     * itself may be reused. For GM_STREAM_PER_THREAD it differs by thread. Too slow for
+     * each request (93 ns): asked when a stream becomes current. Required. */
+    gm_status (*stream_id)(void *self, gm_stream stream, uint64_t *id);
+
+    /* Whether the stream records a graph. Default: GM_CAPTURE_NONE. */
+    gm_status (*stream_capture)(void *self, gm_stream stream, gm_capture_state *state);
+
+    /* ---- events ---- */
+
+    /* A new event of `device`; flags are GM_EVENT_*. Required. */
+    gm_status (*event_create)(void *self, int device, unsigned flags, gm_event *out);
+
+    /* Ends the event's handle; a wait already queued on it still holds. Required. */
+    gm_status (*event_destroy)(void *self, gm_event event);
+
+    /* The event happens when `stream` has done all that is queued on it now. An event
+     * never recorded counts as having happened. Required. */
+    gm_status (*event_record)(void *self, gm_event event, gm_stream stream);
+
+    /* GM_OK when it happened, GM_NOT_READY when not. Required. */
+    gm_status (*event_query)(void *self, gm_event event);
+
+    /* Blocks until it happened. Required. */
+    gm_status (*event_synchronize)(void *self, gm_event event);
+
+    /* Milliseconds from `start` to `end`, both timed and both happened. */
+    gm_status (*event_elapsed)(void *self, gm_event start, gm_event end, float *ms);
+
+    /* ---- addresses ---- */
+
+    /* What kind of memory an address is and whose. Succeeds for plain host memory
+     * (GM_POINTER_UNREGISTERED). */
+    gm_status (*pointer_info)(void *self, uintptr_t ptr, gm_pointer_info *info);
+
+    /* ---- peers ---- */
+
+    /* Whether `device` can reach `peer`'s memory directly. Default: it cannot. */
+    gm_status (*peer_can_access)(void *self, int device, int peer, bool *can);
+
+    /* Lets `device` reach `peer`'s memory; GM_OK also when it already could. */
+    gm_status (*peer_enable)(void *self, int device, int peer);
+
+    /* ---- managed memory ---- */
+
+    /* Moves a managed range to `device`'s memory, or to the host's with -1, in the
+     * order of `stream`. */
+    gm_status (*mem_prefetch)(
+        void *self, uintptr_t ptr, size_t size, int device, gm_stream stream);
+
+    /* Tells the driver how a managed range will be used; `advice` is a
+     * cudaMemoryAdvise value, `device` -1 the host. */
+    gm_status (*mem_advise)(
+        void *self, uintptr_t ptr, size_t size, int advice, int device);
+
+    /* ---- virtual memory, by page ---- */
+
+    /* The unit of vm_create and vm_map sizes and addresses on `device`, in bytes. */
+    gm_status (*vm_granularity)(void *self, int device, size_t *bytes);
+
+    /* An address range with nothing behind it; vm_unreserve takes exactly what
+     * vm_reserve gave, with nothing mapped in it. */
+    gm_status (*vm_reserve)(void *self, size_t size, uintptr_t *out);
+    gm_status (*vm_unreserve)(void *self, uintptr_t ptr, size_t size);
+
+    /* Physical memory without an address. vm_release drops the caller's hold: the
+     * memory is gone when no mapping is left. */
+    gm_status (*vm_create)(void *self, int device, size_t size, gm_handle *out);
+    gm_status (*vm_release)(void *self, gm_handle handle);
+
+    /* Puts a whole handle at an address inside a reserved range; the same handle may
+     * be mapped at several. Not reachable before vm_set_access. vm_unmap acts in host
+     * time and does not wait for the device: the caller knows that nothing uses the
+     * range. */
+    gm_status (*vm_map)(void *self, uintptr_t ptr, size_t size, gm_handle handle);
+    gm_status (*vm_unmap)(void *self, uintptr_t ptr, size_t size);
+    gm_status (*vm_set_access)(void *self, uintptr_t ptr, size_t size, int device);
+
+    /* ---- other processes ---- */
+
+    /* A handle to the whole allocation that `ptr` lies in; opening gives its base. */
+    gm_status (*ipc_export)(void *self, uintptr_t ptr, gm_ipc_handle *out);
+    gm_status (*ipc_open)(void *self,
+                          int device,
+                          const gm_ipc_handle *handle,
+                          uintptr_t *base);
+    gm_status (*ipc_close)(void *self, uintptr_t base);
+} gm_backend;
+
+/* GM_OK when the table can be used: version known, every required slot filled. */
+GM_MUST_CHECK gm_status gm_backend_validate(const gm_backend *b);
+
+/* One wrapper a slot. Same arguments, same contract. */
+void gm_backend_close(const gm_backend *b);
+const char *gm_backend_error_name(const gm_backend *b, int code);
+const char *gm_backend_error_text(const gm_backend *b, int code);
+int gm_backend_last_error(const gm_backend *b);
+
+gm_status gm_backend_device_count(const gm_backend *b, int *count);
+gm_status gm_backend_device_get(const gm_backend *b, int *device);
+gm_status gm_backend_device_set(const gm_backend *b, int device);
+gm_status gm_backend_device_synchronize(const gm_backend *b, int device);
+gm_status
+gm_backend_device_name(const gm_backend *b, int device, char *text, size_t size);
+gm_status gm_backend_versions(const gm_backend *b, int *driver, int *runtime);
+
+gm_status gm_backend_mem_info(const gm_backend *b,
+                              int device,
+                              size_t *free_bytes,
+                              size_t *total_bytes);
+gm_status gm_backend_mem_alloc(
+    const gm_backend *b, int device, gm_mem_kind kind, size_t size, uintptr_t *out);
+gm_status
+gm_backend_mem_free(const gm_backend *b, int device, gm_mem_kind kind, uintptr_t ptr);
+gm_status gm_backend_mem_alloc_async(
+    const gm_backend *b, int device, size_t size, gm_stream stream, uintptr_t *out);
+gm_status gm_backend_mem_free_async(const gm_backend *b,
+                                    int device,
+                                    uintptr_t ptr,
+                                    gm_stream stream);
+gm_status gm_backend_copy(
+    const gm_backend *b, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind);
+gm_status gm_backend_copy_async(const gm_backend *b,
+                                uintptr_t dst,
+                                uintptr_t src,
+                                size_t size,
+                                gm_copy_kind kind,
+                                gm_stream stream);
+gm_status gm_backend_copy_peer(const gm_backend *b,
+                               uintptr_t dst,
+                               int dst_device,
+                               uintptr_t src,
+                               int src_device,
+                               size_t size);
+gm_status gm_backend_copy_peer_async(const gm_backend *b,
+                                     uintptr_t dst,
+                                     int dst_device,
+                                     uintptr_t src,
+                                     int src_device,
+                                     size_t size,
+                                     gm_stream stream);
+gm_status gm_backend_set(const gm_backend *b, uintptr_t dst, int value, size_t size);
+gm_status gm_backend_set_async(
+    const gm_backend *b, uintptr_t dst, int value, size_t size, gm_stream stream);
+
+gm_status gm_backend_stream_create(
+    const gm_backend *b, int device, unsigned flags, int priority, gm_stream *out);
+gm_status gm_backend_stream_destroy(const gm_backend *b, gm_stream stream);
+gm_status gm_backend_stream_query(const gm_backend *b, gm_stream stream);
+gm_status gm_backend_stream_synchronize(const gm_backend *b, gm_stream stream);
+gm_status
+gm_backend_stream_wait_event(const gm_backend *b, gm_stream stream, gm_event event);
+gm_status gm_backend_stream_id(const gm_backend *b, gm_stream stream, uint64_t *id);
+gm_status gm_backend_stream_capture(const gm_backend *b,
+                                    gm_stream stream,
+                                    gm_capture_state *state);
+
+gm_status
+gm_backend_event_create(const gm_backend *b, int device, unsigned flags, gm_event *out);
+gm_status gm_backend_event_destroy(const gm_backend *b, gm_event event);
+gm_status
+gm_backend_event_record(const gm_backend *b, gm_event event, gm_stream stream);
+gm_status gm_backend_event_query(const gm_backend *b, gm_event event);
+gm_status gm_backend_event_synchronize(const gm_backend *b, gm_event event);
+gm_status
+gm_backend_event_elapsed(const gm_backend *b, gm_event start, gm_event end, float *ms);
+
+gm_status
+gm_backend_pointer_info(const gm_backend *b, uintptr_t ptr, gm_pointer_info *info);
+gm_status
+gm_backend_peer_can_access(const gm_backend *b, int device, int peer, bool *can);
+gm_status gm_backend_peer_enable(const gm_backend *b, int device, int peer);
+gm_status gm_backend_mem_prefetch(
+    const gm_backend *b, uintptr_t ptr, size_t size, int device, gm_stream stream);
+gm_status gm_backend_mem_advise(
+    const gm_backend *b, uintptr_t ptr, size_t size, int advice, int device);
+
+gm_status gm_backend_vm_granularity(const gm_backend *b, int device, size_t *bytes);
+gm_status gm_backend_vm_reserve(const gm_backend *b, size_t size, uintptr_t *out);
+gm_status gm_backend_vm_unreserve(const gm_backend *b, uintptr_t ptr, size_t size);
+gm_status
+gm_backend_vm_create(const gm_backend *b, int device, size_t size, gm_handle *out);
+gm_status gm_backend_vm_release(const gm_backend *b, gm_handle handle);
+gm_status
+gm_backend_vm_map(const gm_backend *b, uintptr_t ptr, size_t size, gm_handle handle);
+gm_status gm_backend_vm_unmap(const gm_backend *b, uintptr_t ptr, size_t size);
+gm_status
+gm_backend_vm_set_access(const gm_backend *b, uintptr_t ptr, size_t size, int device);
+
+gm_status gm_backend_ipc_export(const gm_backend *b, uintptr_t ptr, gm_ipc_handle *out);
+gm_status gm_backend_ipc_open(const gm_backend *b,
+                              int device,
+                              const gm_ipc_handle *handle,
+                              uintptr_t *base);
+gm_status gm_backend_ipc_close(const gm_backend *b, uintptr_t base);
+
+#endif

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What every room may use: attributes, branch hints, alignment, three levels of
+ * assertion. No state, no function with a body longer than a line or two.
+ *
+ * Assertions never run in a release build: a library inside somebody's interpreter
+ * does not abort. GM_DEBUG (set by debug and test builds) turns GM_ASSERT on;
+ * GM_PARANOID additionally walks whole structures after each change.
+ */
+#ifndef GM_BASE_H
+#define GM_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define GM_LIKELY(x) __builtin_expect(!!(x), 1)
+#define GM_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define GM_MUST_CHECK __attribute__((warn_unused_result))
+#define GM_PURE __attribute__((pure))
+#define GM_COLD __attribute__((cold, noinline))
+#define GM_UNUSED __attribute__((unused))
+
+#define GM_CACHE_LINE 64
+
+#ifdef GM_DEBUG
+#include <assert.h> // assert()
+#define GM_ASSERT(x) assert(x)
+#else
+#define GM_ASSERT(x) ((void)0)
+#endif
+
+#define GM_STATIC_ASSERT(x, why) _Static_assert(x, why)
+
+GM_STATIC_ASSERT(sizeof(uintptr_t) == 8, "a device address needs 64 bits");
+
+#endif

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Blocks and segments: who owns which bytes.
+ *
+ * A segment is one address range taken from upstream. Its blocks tile it without gap
+ * and form a list by address. A block is one cache line of host memory; the device's
+ * own memory carries no tags. Nodes come from slabs that a pool keeps until it ends,
+ * and the node of a live block is its handle's until the handle ends. The generation
+ * changes whenever the bytes go back, so a stale handle never frees somebody else's
+ * block.
+ *
+ * Cost: split and merge are a dozen stores. Threading: caller holds the pool's lock,
+ * except for `generation`, `addr` and `size` of a live block, which its owner may read.
+ */
+#ifndef GM_BLOCK_H
+#define GM_BLOCK_H
+
+#include "gm_backend.h"
+#include "gm_base.h"
+
+typedef enum gm_block_state {
+    GM_BLOCK_SPARE,    // node in the slab, no bytes
+    GM_BLOCK_FREE,     // in its arena's index
+    GM_BLOCK_LIVE,     // somebody holds it
+    GM_BLOCK_PENDING,  // given back, but another stream may still use it
+    GM_BLOCK_CAPTURED, // belongs to a recorded graph
+    GM_BLOCK_MOVING,   // its pages are being remapped
+    GM_BLOCK_VOID,     // no bytes: given back by address, its handle has not ended yet
+} gm_block_state;
+
+typedef struct gm_arena gm_arena;
+typedef struct gm_block gm_block;
+typedef struct gm_segment gm_segment;
+
+struct gm_block {
+    uintptr_t addr; // where it starts
+    size_t size;    // bytes, a multiple of GM_UNIT
+    gm_block *prev; // the block below it in the segment, NULL at the start
+    gm_block *next; // the block above it, NULL at the end
+    gm_segment *segment;
+    uint32_t generation; // changes when the block is given back
+    uint16_t client;     // whose request it serves; 0 is the program itself
+    uint8_t state;       // gm_block_state
+    union {
+        struct { // FREE: its place in the arena's index
+            gm_block *left;
+            gm_block *right;
+        } tree;
+        struct {                // LIVE
+            size_t requested;   // bytes asked for, before rounding
+            gm_block *deferred; // next in the pool's list of postponed frees
+        } live;
+        gm_block *spare; // SPARE: next in the slab's list
+    } u;
+};
+
+GM_STATIC_ASSERT(sizeof(gm_block) == GM_CACHE_LINE, "a block is one cache line");
+
+/* What upstream gives: a range, what keeps it alive, and the physical memory behind it
+ * where that was mapped page by page. */
+typedef struct gm_piece {
+    uintptr_t base;
+    size_t size;        // bytes usable from base
+    void *owner;        // opaque to the core; upstream knows what it is
+    gm_handle *handles; // NULL for one plain allocation
+    size_t handle_count;
+} gm_piece;
+
+struct gm_segment {
+    gm_piece piece;
+    uint64_t serial;  // counts the pool's segments from 0; placement ties go by it
+    size_t size;      // bytes the blocks tile; at most piece.size
+    gm_arena *arena;  // where its blocks return
+    gm_block *first;  // block at the lowest address
+    gm_segment *prev; // the pool's list, oldest first
+    gm_segment *next;
+};
+
+/* Slabs of nodes. */
+typedef struct gm_slab gm_slab;
+typedef struct gm_block_store {
+    gm_block *spare; // nodes ready for use
+    gm_slab *slabs;
+    size_t nodes; // made so far
+} gm_block_store;
+
+/* Makes sure that the next gm_block_take succeeds. Host memory only. */
+GM_MUST_CHECK bool gm_block_store_prepare(gm_block_store *store);
+void gm_block_store_fini(gm_block_store *store);
+
+/* A spare node; the store was prepared. */
+gm_block *gm_block_take(gm_block_store *store);
+
+/* Back to the store; its generation was already changed by whoever ended it. */
+void gm_block_give(gm_block_store *store, gm_block *block);
+
+/* Cuts `block` to `size` bytes; the rest becomes `tail`, a node from the store, linked
+ * above it. Neither is in an index. block->size > size > 0. */
+void gm_block_split(gm_block *block, size_t size, gm_block *tail);
+
+/* `block` takes in the block above it, whose node is left to the caller. */
+void gm_block_absorb_next(gm_block *block);
+
+/* True when the whole segment is one free block. */
+static inline bool
+gm_segment_is_idle(const gm_segment *segment)
+{
+    return segment->first->state == GM_BLOCK_FREE && !segment->first->next;
+}
+
+#endif

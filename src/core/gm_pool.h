@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The pool of one device: takes segments from upstream, cuts them into blocks, keeps
+ * what is given back for the next request of the same stream.
+ *
+ * Policy: exact best fit within the stream's arena, ties by (segment serial, address);
+ * always split, coalesce on free; a segment is exactly the rounded request. The same
+ * sequence of calls gives the same placement on every backend.
+ *
+ * Cost: a hit and a free are one uncontended lock and a few index operations each, no
+ * device call, no clock, no host allocation on free. Memory: one cache line a block, 7
+ * KiB an arena.
+ *
+ * Threading: everything may be called from any thread. One mutex a pool, a leaf: while
+ * it is held nothing is called outside the core and no other lock is taken.
+ * gm_pool_malloc and gm_pool_free never wait: the first reports GM_BUSY, the second
+ * leaves the block on a list that the next holder drains. gm_pool_malloc_slow, the
+ * limit and the statistics may wait, so a caller that holds an interpreter lets go of
+ * it first.
+ *
+ * Lifetime: a pool lives until it was closed and its last block came back, so a handle
+ * may always give back its block, whatever object died first.
+ */
+#ifndef GM_POOL_H
+#define GM_POOL_H
+
+#include "gm_arena.h"
+#include "gm_block.h"
+#include "gm_stats.h"
+#include "gm_upstream.h"
+
+typedef struct gm_pool gm_pool;
+
+/* A new pool on `device` with no limit. Takes over `upstream` on success.
+ * GM_ERR_HOST_MEMORY. */
+GM_MUST_CHECK gm_status gm_pool_new(int device, gm_upstream upstream, gm_pool **out);
+
+/* The owner lets go: cached memory goes back upstream now, the rest as its blocks are
+ * freed, the pool with the last of them. Call once; the owner makes no call after it.
+ */
+void gm_pool_close(gm_pool *pool);
+
+int gm_pool_device(const gm_pool *pool);
+
+/* One word for whoever owns the pool; the core does not look at it. */
+void gm_pool_set_user(gm_pool *pool, void *user);
+void *gm_pool_user(const gm_pool *pool);
+
+/* What a caller asks for. */
+typedef struct gm_request {
+    size_t size;       // bytes, > 0
+    gm_stream_key key; // the stream it will be used on
+    uint16_t client;   // on whose account; 0 is the program itself
+} gm_request;
+
+/* A block from the cache, without waiting. *out belongs to the caller, who notes its
+ * generation. GM_MISS and GM_BUSY: go on with gm_pool_malloc_slow. GM_ERR_TOO_LARGE,
+ * GM_ERR_HOST_MEMORY, GM_ERR_INVALID_VALUE (size 0): nothing changed. */
+GM_MUST_CHECK gm_status gm_pool_malloc(gm_pool *pool,
+                                       const gm_request *request,
+                                       gm_block **out);
+
+/* What the surroundings can do for a request that finds no memory. */
+typedef struct gm_rescue {
+    void *context;
+    /* Looks for garbage that holds blocks; true when it ran, so that it is worth trying
+     * again. No lock is held. NULL: there is no collector. */
+    bool (*collect)(void *context);
+} gm_rescue;
+
+/* The same with all means: waits for the lock, asks upstream, and on want of memory
+ * (limit or device) gives back this pool's idle segments, then those of the other pools
+ * on this device, then collects garbage, trying again after each. GM_ERR_OUT_OF_MEMORY
+ * or GM_ERR_LIMIT when all that did not help; any failure leaves the counters as they
+ * were. `rescue` may be NULL. */
+GM_MUST_CHECK gm_status gm_pool_malloc_slow(gm_pool *pool,
+                                            const gm_request *request,
+                                            const gm_rescue *rescue,
+                                            gm_block **out);
+
+/* Ends a handle: gives back `block` if it still has that generation; where it was given
+ * back by address meanwhile, only the handle ends. Never waits, never fails. Each block
+ * handed out comes here exactly once, from any thread. */
+void gm_pool_free(gm_pool *pool, gm_block *block, uint32_t generation);
+
+/* Gives back the live block that starts at `addr`; its handle stays and is void.
+ * GM_ERR_NOT_OWNED. Walks the segments: for interfaces that know no handle. */
+GM_MUST_CHECK gm_status gm_pool_free_address(gm_pool *pool, uintptr_t addr);
+
+/* Where a live block lies. GM_ERR_NOT_OWNED when the handle is void. */
+GM_MUST_CHECK gm_status gm_pool_placement(gm_pool *pool,
+                                          const gm_block *block,
+                                          uint32_t generation,
+                                          uint64_t *serial,
+                                          size_t *offset);
+
+/* Gives idle segments back upstream: all, or those of the one stream. Returns bytes. */
+size_t gm_pool_release_idle(gm_pool *pool);
+size_t gm_pool_release_idle_of(gm_pool *pool, gm_stream_key key);
+
+/* Highest total in bytes, 0 for none. May lie below what is held: nothing is freed. */
+void gm_pool_set_limit(gm_pool *pool, size_t limit);
+
+/* A consistent copy of the counters, postponed frees included. */
+void gm_pool_read_stats(gm_pool *pool, gm_stats *out);
+
+/* NULL when every invariant holds, else a sentence that names the broken one. Walks
+ * everything. */
+const char *gm_pool_check(gm_pool *pool);
+
+#endif

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * State that belongs to the process: the frozen flag, the host allocation seam, the
+ * list of pools. The header lists it and says why; nothing else in the core is global.
+ */
+#include "gm_process.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+volatile int gm_process_frozen = GM_RUNNING;
+
+static volatile int device_opened;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+static gm_host_fault host_fault;
+static void *host_fault_context;
+
+static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
+static gm_pool_link *pools_first;
+static gm_pool_link *pools_last;
+static uint64_t pools_number;
+
+/* Runs in the child, where only the forking thread exists: locks that another thread
+ * held stay locked for ever and the device's handles are invalid, so nothing that was
+ * made before may be touched. A child of a process that never opened a device is free
+ * to open its own. */
+static void
+process_forked(void)
+{
+    if (device_opened) {
+        gm_process_frozen = GM_FORKED;
+    }
+}
+
+static void
+process_install_fork_handler(void)
+{
+    /* Failing leaves a forked child unguarded, as it would be without this library. */
+    (void)pthread_atfork(NULL, NULL, process_forked);
+}
+
+void
+gm_process_opened(void)
+{
+    pthread_once(&fork_once, process_install_fork_handler);
+    device_opened = 1;
+}
+
+void
+gm_process_exit(void)
+{
+    if (gm_process_frozen == GM_RUNNING) {
+        gm_process_frozen = GM_EXITING;
+    }
+}
+
+gm_status
+gm_process_status(void)
+{
+    switch (gm_process_frozen) {
+    case GM_EXITING:
+        return GM_ERR_EXITING;
+    case GM_FORKED:
+        return GM_ERR_FORKED;
+    default:
+        return GM_OK;
+    }
+}
+
+static bool
+host_may_allocate(size_t size)
+{
+    return GM_LIKELY(!host_fault) || !host_fault(host_fault_context, size);
+}
+
+void *
+gm_host_alloc(size_t size)
+{
+    return host_may_allocate(size) ? malloc(size) : NULL;
+}
+
+void *
+gm_host_zalloc(size_t size)
+{
+    return host_may_allocate(size) ? calloc(1, size) : NULL;
+}
+
+void *
+gm_host_alloc_aligned(size_t alignment, size_t size)
+{
+    return host_may_allocate(size) ? aligned_alloc(alignment, size) : NULL;
+}
+
+void
+gm_host_free(void *ptr)
+{
+    free(ptr);
+}
+
+void
+gm_host_set_fault(gm_host_fault fault, void *context)
+{
+    host_fault = fault;
+    host_fault_context = context;
+}
+
+void
+gm_process_pool_join(gm_pool_link *link)
+{
+    pthread_mutex_lock(&pools_lock);
+    link->number = ++pools_number;
+    link->next = NULL;
+    link->prev = pools_last;
+    if (pools_last) {
+        pools_last->next = link;
+    }
+    else {
+        pools_first = link;
+    }
+    pools_last = link;
+    pthread_mutex_unlock(&pools_lock);
+}
+
+void
+gm_process_pool_leave(gm_pool_link *link)
+{
+    pthread_mutex_lock(&pools_lock);
+    if (link->prev) {
+        link->prev->next = link->next;
+    }
+    else {
+        pools_first = link->next;
+    }
+    if (link->next) {
+        link->next->prev = link->prev;
+    }
+    else {
+        pools_last = link->prev;
+    }
+    pthread_mutex_unlock(&pools_lock);
+}
+
+gm_pool_link *
+gm_process_pool_next(uint64_t after, bool (*hold)(gm_pool_link *link))
+{
+    gm_pool_link *link;
+
+    pthread_mutex_lock(&pools_lock);
+    for (link = pools_first; link; link = link->next) {
+        if (link->number > after && hold(link)) {
+            break;
+        }
+    }
+    pthread_mutex_unlock(&pools_lock);
+    return link;
+}

@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The miss path: ask upstream within the limit, and when there is no memory, reclaim in
+ * order and ask again.
+ *
+ * A miss is three steps: reserve the bytes and all host memory it will need (locked),
+ * ask upstream (unlocked, may take long and run user code), commit or cancel (locked).
+ * So a commit cannot fail, two threads cannot both pass the limit, and a failure leaves
+ * every counter as it was. Bytes on their way out count against the limit until
+ * upstream has them, so that the limit holds at every instant.
+ *
+ * Cost: what upstream costs; reclaiming walks all segments.
+ */
+#include "gm_pool_private.h"
+
+/* ---- giving idle segments back ---- */
+
+static void
+pool_unlink_locked(gm_pool *pool, gm_segment *segment)
+{
+    gm_block *block = segment->first;
+
+    gm_index_remove(&segment->arena->index, block);
+    gm_block_give(&pool->store, block);
+    gm_arena_unpin(&pool->arenas, segment->arena);
+    if (segment->prev) {
+        segment->prev->next = segment->next;
+    }
+    else {
+        pool->first = segment->next;
+    }
+    if (segment->next) {
+        segment->next->prev = segment->prev;
+    }
+    else {
+        pool->last = segment->prev;
+    }
+    pool->stats.free_blocks--;
+    pool->stats.segments--;
+    pool->stats.total_bytes -= segment->size;
+    pool->releasing += segment->size;
+}
+
+gm_segment *
+gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena)
+{
+    gm_segment *chain = NULL;
+    gm_segment **link = &chain;
+    gm_segment *segment = pool->first;
+
+    while (segment) {
+        gm_segment *next = segment->next;
+
+        if (gm_segment_is_idle(segment) && (!arena || segment->arena == arena)) {
+            pool_unlink_locked(pool, segment);
+            segment->next = NULL;
+            *link = segment;
+            link = &segment->next;
+        }
+        segment = next;
+    }
+    return chain;
+}
+
+size_t
+gm_pool_give_back(gm_pool *pool, gm_segment *chain)
+{
+    size_t bytes = 0;
+    size_t count = 0;
+
+    while (chain) {
+        gm_segment *next = chain->next;
+
+        pool->upstream.give(pool->upstream.context, pool->device, &chain->piece);
+        bytes += chain->size;
+        count++;
+        gm_host_free(chain);
+        chain = next;
+    }
+    if (count) {
+        gm_pool_lock(pool);
+        pool->releasing -= bytes;
+        pool->stats.upstream_frees += count;
+        gm_pool_unlock(pool);
+    }
+    return bytes;
+}
+
+size_t
+gm_pool_release_idle(gm_pool *pool)
+{
+    gm_segment *chain;
+
+    gm_pool_lock(pool);
+    chain = gm_pool_unlink_idle_locked(pool, NULL);
+    gm_pool_unlock(pool);
+    return gm_pool_give_back(pool, chain);
+}
+
+size_t
+gm_pool_release_idle_of(gm_pool *pool, gm_stream_key key)
+{
+    gm_segment *chain = NULL;
+    gm_arena *arena;
+
+    gm_pool_lock(pool);
+    arena = gm_arena_find(&pool->arenas, key);
+    if (arena) {
+        chain = gm_pool_unlink_idle_locked(pool, arena);
+    }
+    gm_pool_unlock(pool);
+    return gm_pool_give_back(pool, chain);
+}
+
+/* ---- one attempt ---- */
+
+/* What a request holds while upstream is asked: nothing can fail after that. */
+typedef struct reservation {
+    gm_segment *segment;
+    gm_block *block;
+    gm_arena *arena;
+    size_t bytes;
+} reservation;
+
+/* On failure nothing is held. */
+static gm_status
+reserve_locked(gm_pool *pool, const gm_request *request, reservation *r)
+{
+    size_t limit = pool->stats.limit_bytes;
+    size_t held = pool->stats.total_bytes + pool->reserving + pool->releasing;
+
+    if (limit && (r->bytes > limit || held > limit - r->bytes)) {
+        return GM_ERR_LIMIT;
+    }
+    if (!gm_block_store_prepare(&pool->store)) {
+        return GM_ERR_HOST_MEMORY;
+    }
+    r->arena = gm_arena_pin(&pool->arenas, request->key);
+    if (!r->arena) {
+        return GM_ERR_HOST_MEMORY;
+    }
+    r->segment = gm_host_zalloc(sizeof(*r->segment));
+    if (!r->segment) {
+        gm_arena_unpin(&pool->arenas, r->arena);
+        return GM_ERR_HOST_MEMORY;
+    }
+    r->block = gm_block_take(&pool->store);
+    pool->reserving += r->bytes;
+    return GM_OK;
+}
+
+static void
+cancel_locked(gm_pool *pool, const reservation *r)
+{
+    pool->reserving -= r->bytes;
+    gm_block_give(&pool->store, r->block);
+    gm_arena_unpin(&pool->arenas, r->arena);
+    gm_host_free(r->segment);
+}
+
+static void
+commit_locked(gm_pool *pool,
+              const reservation *r,
+              const gm_piece *piece,
+              const gm_request *request)
+{
+    gm_segment *segment = r->segment;
+    gm_block *block = r->block;
+    gm_stats *stats = &pool->stats;
+
+    *segment = (gm_segment){
+        .piece = *piece,
+        .serial = pool->next_serial++,
+        .size = r->bytes,
+        .arena = r->arena,
+        .first = block,
+        .prev = pool->last,
+    };
+    if (pool->last) {
+        pool->last->next = segment;
+    }
+    else {
+        pool->first = segment;
+    }
+    pool->last = segment;
+
+    block->addr = piece->base;
+    block->size = r->bytes;
+    block->prev = NULL;
+    block->next = NULL;
+    block->segment = segment;
+
+    pool->reserving -= r->bytes;
+    stats->segments++;
+    stats->misses++;
+    stats->upstream_allocations++;
+    stats->total_bytes += r->bytes;
+    if (stats->total_bytes > stats->peak_total_bytes) {
+        stats->peak_total_bytes = stats->total_bytes;
+    }
+    gm_pool_hand_out_locked(pool, block, request);
+}
+
+static gm_status
+pool_attempt(gm_pool *pool, const gm_request *request, gm_block **out)
+{
+    reservation r = {.bytes = gm_size_round(request->size)};
+    gm_piece piece = {0};
+    gm_status status;
+
+    gm_pool_lock(pool);
+    status = gm_pool_hit_locked(pool, request, r.bytes, out);
+    if (status == GM_MISS) {
+        status = reserve_locked(pool, request, &r);
+    }
+    gm_pool_unlock(pool);
+    if (status != GM_OK || !r.block) {
+        return status;
+    }
+
+    status = pool->upstream.take(pool->upstream.context, pool->device, r.bytes, &piece);
+    GM_ASSERT(status != GM_OK || (piece.base && piece.size >= r.bytes));
+
+    gm_pool_lock(pool);
+    if (status == GM_OK) {
+        commit_locked(pool, &r, &piece, request);
+        *out = r.block;
+    }
+    else {
+        cancel_locked(pool, &r);
+    }
+    gm_pool_unlock(pool);
+    return status;
+}
+
+/* ---- reclaiming ---- */
+
+static gm_pool *
+pool_of_link(gm_pool_link *link)
+{
+    return (gm_pool *)(void *)((char *)link - offsetof(gm_pool, link));
+}
+
+/* A reference to a pool from the list, unless its last one is gone already. */
+static bool
+hold_pool(gm_pool_link *link)
+{
+    gm_pool *pool = pool_of_link(link);
+    size_t refs = atomic_load_explicit(&pool->refs, memory_order_relaxed);
+
+    while (refs && !atomic_compare_exchange_weak_explicit(&pool->refs, &refs, refs + 1,
+                                                          memory_order_acquire,
+                                                          memory_order_relaxed)) {
+    }
+    return refs != 0;
+}
+
+static size_t
+release_siblings(const gm_pool *pool)
+{
+    size_t bytes = 0;
+    uint64_t after = 0;
+    gm_pool_link *link;
+
+    while ((link = gm_process_pool_next(after, hold_pool)) != NULL) {
+        gm_pool *sibling = pool_of_link(link);
+
+        after = link->number;
+        if (sibling != pool && sibling->device == pool->device) {
+            bytes += gm_pool_release_idle(sibling);
+        }
+        gm_pool_unref(sibling);
+    }
+    return bytes;
+}
+
+typedef enum reclaim_stage {
+    RECLAIM_OWN,      // this pool's idle segments
+    RECLAIM_SIBLINGS, // those of the other pools on this device
+    RECLAIM_GARBAGE,  // what the collector can find, then the first two again
+    RECLAIM_DONE,
+} reclaim_stage;
+
+/* True when the stage may have freed something. A sibling's memory does not count
+ * against this pool's limit, so giving it back would not help there. */
+static bool
+reclaim(gm_pool *pool, reclaim_stage stage, gm_status why, const gm_rescue *rescue)
+{
+    switch (stage) {
+    case RECLAIM_OWN:
+        return gm_pool_release_idle(pool) > 0;
+    case RECLAIM_SIBLINGS:
+        return why == GM_ERR_OUT_OF_MEMORY && release_siblings(pool) > 0;
+    case RECLAIM_GARBAGE:
+        if (!rescue || !rescue->collect || !rescue->collect(rescue->context)) {
+            return false;
+        }
+        (void)reclaim(pool, RECLAIM_OWN, why, NULL); // garbage may also have been live
+        (void)reclaim(pool, RECLAIM_SIBLINGS, why, NULL);
+        return true;
+    case RECLAIM_DONE:
+        break;
+    }
+    return false;
+}
+
+static bool
+is_shortage(gm_status status)
+{
+    return status == GM_ERR_OUT_OF_MEMORY || status == GM_ERR_LIMIT;
+}
+
+static void
+pool_count(gm_pool *pool, size_t *counter)
+{
+    gm_pool_lock(pool);
+    (*counter)++;
+    gm_pool_unlock(pool);
+}
+
+gm_status
+gm_pool_malloc_slow(gm_pool *pool,
+                    const gm_request *request,
+                    const gm_rescue *rescue,
+                    gm_block **out)
+{
+    gm_status status = gm_request_check(request);
+
+    if (status != GM_OK) {
+        return status;
+    }
+    if (gm_process_status() == GM_ERR_FORKED) {
+        return GM_ERR_FORKED;
+    }
+    status = pool_attempt(pool, request, out);
+    for (reclaim_stage stage = RECLAIM_OWN; is_shortage(status) && stage < RECLAIM_DONE;
+         stage++) {
+        if (reclaim(pool, stage, status, rescue)) {
+            pool_count(pool, &pool->stats.retries);
+            status = pool_attempt(pool, request, out);
+        }
+    }
+    if (is_shortage(status)) {
+        pool_count(pool, &pool->stats.out_of_memory);
+    }
+    return status;
+}

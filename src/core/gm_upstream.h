@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a pool takes segments from: two functions and a context.
+ *
+ * The pool calls them with none of its locks held. They may block, and one supplied by
+ * a binding may run user code, which may come back to the same pool.
+ */
+#ifndef GM_UPSTREAM_H
+#define GM_UPSTREAM_H
+
+#include "gm_backend.h"
+#include "gm_block.h"
+
+typedef struct gm_upstream {
+    void *context;
+
+    /* At least `size` bytes on `device`. On success *out is filled and belongs to the
+     * pool; base is not 0. GM_ERR_OUT_OF_MEMORY makes the pool reclaim and ask again;
+     * any other failure reaches the caller as it is. */
+    gm_status (*take)(void *context, int device, size_t size, gm_piece *out);
+
+    /* Takes back what `take` gave. Cannot fail as far as the pool is concerned. May be
+     * called from a destructor. */
+    void (*give)(void *context, int device, const gm_piece *piece);
+
+    /* The pool is gone and will not call again. Optional. */
+    void (*end)(void *context);
+} gm_upstream;
+
+/* Plain device memory of `backend`, which outlives every pool on it. */
+gm_upstream gm_upstream_of_backend(const gm_backend *backend);
+
+#endif

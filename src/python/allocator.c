@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Which allocator is current, and allocating through it.
+ *
+ * There is one global allocator, and each thread may have a scoped one that stands
+ * before it (using_allocator, written in Python over the two private functions here).
+ *
+ * Cost: alloc recognises the bound malloc of a MemoryPool and goes straight there, so
+ * it costs little more than calling that. Threading: the global allocator may be
+ * changed while other threads allocate; each request uses one or the other.
+ */
+#include "module.h"
+
+/* The allocator of the calling thread: new reference. */
+static PyObject *
+current_allocator(gmpy_state *st)
+{
+    PyObject *allocator = gmpy_this_thread.allocator;
+
+    if (allocator) {
+        return Py_NewRef(allocator);
+    }
+#ifdef Py_GIL_DISABLED
+    PyMutex_Lock(&st->allocator_lock);
+    allocator = Py_NewRef(st->allocator);
+    PyMutex_Unlock(&st->allocator_lock);
+    return allocator;
+#else
+    return Py_NewRef(st->allocator);
+#endif
+}
+
+static void
+set_global_allocator(gmpy_state *st, PyObject *allocator)
+{
+    PyObject *before;
+
+#ifdef Py_GIL_DISABLED
+    PyMutex_Lock(&st->allocator_lock);
+#endif
+    before = st->allocator;
+    st->allocator = Py_NewRef(allocator);
+#ifdef Py_GIL_DISABLED
+    PyMutex_Unlock(&st->allocator_lock);
+#endif
+    Py_DECREF(before); // may run Python code, so after the change is complete
+}
+
+/* An `allocator` argument: borrowed; None and nothing are the raw allocator. */
+static PyObject *
+as_allocator(gmpy_state *st, PyObject *arg)
+{
+    if (!arg || arg == Py_None) {
+        return st->raw_malloc;
+    }
+    if (!PyCallable_Check(arg)) {
+        return PyErr_Format(PyExc_TypeError,
+                            "allocator must be callable or None, not %s",
+                            Py_TYPE(arg)->tp_name);
+    }
+    return arg;
+}
+
+PyDoc_STRVAR(
+    alloc_doc,
+    "alloc(size)\n"
+    "--\n"
+    "\n"
+    "Allocates through the current allocator: the one of using_allocator in this\n"
+    "thread, or else the one of set_allocator.\n"
+    "\n"
+    "Args:\n"
+    "    size (int): bytes.\n"
+    "\n"
+    "Returns:\n"
+    "    MemoryPointer: what the allocator returned.\n"
+    "\n"
+    "Raises:\n"
+    "    TypeError: the allocator returned something else.\n"
+    "    Whatever the allocator raises.");
+
+static PyObject *
+alloc(gmpy_state *st, PyObject *size)
+{
+    PyObject *allocator = current_allocator(st);
+    PyObject *pool;
+    PyObject *result;
+
+    if (gmpy_is_pool_malloc(st, allocator, &pool)) {
+        result = gmpy_memory_pool_malloc(pool, size);
+        Py_DECREF(allocator);
+        return result;
+    }
+    result = PyObject_CallOneArg(allocator, size);
+    Py_DECREF(allocator);
+    if (result && !gmpy_is_pointer(st, result)) {
+        PyErr_Format(PyExc_TypeError,
+                     "the allocator must return a MemoryPointer, not %s",
+                     Py_TYPE(result)->tp_name);
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
+static PyObject *
+allocator_alloc(PyObject *module,
+                PyObject *const *args,
+                Py_ssize_t nargs,
+                PyObject *kwnames)
+{
+    static const gmpy_signature signature = {"alloc", 1, 1, 1, {"size"}};
+    gmpy_state *st = gmpy_state_of_module(module);
+    PyObject *given[1];
+
+    if (GM_LIKELY(nargs == 1 && !kwnames)) {
+        return alloc(st, args[0]);
+    }
+    return gmpy_unpack(&signature, args, nargs, kwnames, given) < 0
+               ? NULL
+               : alloc(st, given[0]);
+}
+
+PyDoc_STRVAR(
+    set_allocator_doc,
+    "set_allocator(allocator=None)\n"
+    "--\n"
+    "\n"
+    "Sets the allocator that alloc uses, for all threads.\n"
+    "\n"
+    "Args:\n"
+    "    allocator (callable): called with a size in bytes, returns a\n"
+    "        MemoryPointer; usually the malloc of a MemoryPool. None is malloc,\n"
+    "        which uses no pool.\n"
+    "\n"
+    "Raises:\n"
+    "    ValueError: this thread is inside using_allocator.\n"
+    "    TypeError: allocator is not callable.");
+
+static PyObject *
+allocator_set(PyObject *module,
+              PyObject *const *args,
+              Py_ssize_t nargs,
+              PyObject *kwnames)
+{
+    static const gmpy_signature signature = {"set_allocator", 1, 0, 1, {"allocator"}};
+    gmpy_state *st = gmpy_state_of_module(module);
+    PyObject *given[1];
+    PyObject *allocator;
+
+    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0) {
+        return NULL;
+    }
+    if (gmpy_this_thread.allocator) {
+        PyErr_SetString(PyExc_ValueError,
+                        "set_allocator cannot be called inside using_allocator");
+        return NULL;
+    }
+    allocator = as_allocator(st, given[0]);
+    if (!allocator) {
+        return NULL;
+    }
+    set_global_allocator(st, allocator);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(get_allocator_doc,
+             "get_allocator()\n"
+             "--\n"
+             "\n"
+             "Returns the current allocator of the calling thread.");
+
+static PyObject *
+allocator_get(PyObject *module, PyObject *Py_UNUSED(ignored))
+{
+    return current_allocator(gmpy_state_of_module(module));
+}
+
+PyDoc_STRVAR(get_thread_allocator_doc,
+             "_get_thread_local_allocator()\n"
+             "--\n"
+             "\n"
+             "Returns the calling thread's scoped allocator, or None.");
+
+static PyObject *
+allocator_get_thread(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+    PyObject *allocator = gmpy_this_thread.allocator;
+
+    return Py_NewRef(allocator ? allocator : Py_None);
+}
+
+PyDoc_STRVAR(set_thread_allocator_doc,
+             "_set_thread_local_allocator(allocator, /)\n"
+             "--\n"
+             "\n"
+             "Sets the calling thread's scoped allocator; None removes it.");
+
+static PyObject *
+allocator_set_thread(PyObject *module, PyObject *arg)
+{
+    gmpy_state *st = gmpy_state_of_module(module);
+
+    if (arg != Py_None && !as_allocator(st, arg)) {
+        return NULL;
+    }
+    if (gmpy_set_thread_allocator(st, arg == Py_None ? NULL : arg) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+PyMethodDef gmpy_allocator_methods[] = {
+    {"alloc", (PyCFunction)(void (*)(void))allocator_alloc,
+     METH_FASTCALL | METH_KEYWORDS, alloc_doc},
+    {"set_allocator", (PyCFunction)(void (*)(void))allocator_set,
+     METH_FASTCALL | METH_KEYWORDS, set_allocator_doc},
+    {"get_allocator", allocator_get, METH_NOARGS, get_allocator_doc},
+    {"_get_thread_local_allocator", allocator_get_thread, METH_NOARGS,
+     get_thread_allocator_doc},
+    {"_set_thread_local_allocator", allocator_set_thread, METH_O,
+     set_thread_allocator_doc},
+    {0},
+};

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Arguments: one unpacker for positional and keyword arguments, and the conversions of
+ * integers. Errors name the function, the parameter and the value.
+ *
+ * Anything with __index__ is an integer (NumPy's, bool too); a float is not, because a
+ * size that was silently truncated is a bug somewhere else.
+ */
+#include "module.h"
+
+#include <limits.h> // INT_MIN
+
+static int
+signature_index(const gmpy_signature *signature, PyObject *name)
+{
+    for (int i = 0; i < signature->count; i++) {
+        if (PyUnicode_CompareWithASCIIString(name, signature->names[i]) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static int
+unpack_keyword(const gmpy_signature *signature,
+               PyObject *name,
+               PyObject *value,
+               PyObject **out)
+{
+    int i = signature_index(signature, name);
+
+    if (i < 0) {
+        PyErr_Format(PyExc_TypeError, "%s() has no parameter named '%U'",
+                     signature->function, name);
+        return -1;
+    }
+    if (out[i]) {
+        PyErr_Format(PyExc_TypeError, "%s() got two values for '%s'",
+                     signature->function, signature->names[i]);
+        return -1;
+    }
+    out[i] = value;
+    return 0;
+}
+
+static int
+unpack_finish(const gmpy_signature *signature, PyObject **out)
+{
+    for (int i = 0; i < signature->required; i++) {
+        if (!out[i]) {
+            PyErr_Format(PyExc_TypeError, "%s() needs the argument '%s'",
+                         signature->function, signature->names[i]);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
+unpack_positional(const gmpy_signature *signature,
+                  PyObject *const *args,
+                  Py_ssize_t nargs,
+                  PyObject **out)
+{
+    if (nargs > signature->positional) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s() takes at most %d positional arguments, got %zd",
+                     signature->function, signature->positional, nargs);
+        return -1;
+    }
+    for (int i = 0; i < signature->count; i++) {
+        out[i] = i < nargs ? args[i] : NULL;
+    }
+    return 0;
+}
+
+int
+gmpy_unpack(const gmpy_signature *signature,
+            PyObject *const *args,
+            Py_ssize_t nargs,
+            PyObject *kwnames,
+            PyObject **out)
+{
+    Py_ssize_t keywords = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+
+    if (unpack_positional(signature, args, nargs, out) < 0) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < keywords; i++) {
+        PyObject *name = PyTuple_GET_ITEM(kwnames, i);
+
+        if (unpack_keyword(signature, name, args[nargs + i], out) < 0) {
+            return -1;
+        }
+    }
+    return unpack_finish(signature, out);
+}
+
+int
+gmpy_unpack_init(const gmpy_signature *signature,
+                 PyObject *args,
+                 PyObject *kwargs,
+                 PyObject **out)
+{
+    Py_ssize_t at = 0;
+    PyObject *name;
+    PyObject *value;
+
+    if (unpack_positional(signature, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args),
+                          out) < 0) {
+        return -1;
+    }
+    while (kwargs && PyDict_Next(kwargs, &at, &name, &value)) {
+        if (unpack_keyword(signature, name, value, out) < 0) {
+            return -1;
+        }
+    }
+    return unpack_finish(signature, out);
+}
+
+/* `arg` as an exact int: new reference, or NULL with TypeError. */
+static PyObject *
+as_integer(PyObject *arg, const char *name)
+{
+    if (!PyIndex_Check(arg)) {
+        PyErr_Format(PyExc_TypeError, "%s must be an integer, not %s", name,
+                     Py_TYPE(arg)->tp_name);
+        return NULL;
+    }
+    return PyNumber_Index(arg);
+}
+
+/* Replaces the interpreter's OverflowError by one that says what was expected. */
+static int
+out_of_range(PyObject *integer, const char *name, const char *range)
+{
+    if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_OverflowError, "%s must be from %s, not %S", name, range,
+                     integer);
+    }
+    Py_DECREF(integer);
+    return -1;
+}
+
+int
+gmpy_as_size(PyObject *arg, const char *name, size_t *out)
+{
+    PyObject *integer = PyLong_CheckExact(arg) ? Py_NewRef(arg) : as_integer(arg, name);
+    size_t size;
+
+    if (!integer) {
+        return -1;
+    }
+    size = PyLong_AsSize_t(integer);
+    if (GM_UNLIKELY(size == (size_t)-1) && PyErr_Occurred()) {
+        return out_of_range(integer, name, "0 to 2**64-1");
+    }
+    Py_DECREF(integer);
+    *out = size;
+    return 0;
+}
+
+int
+gmpy_as_address(PyObject *arg, const char *name, uintptr_t *out)
+{
+    size_t address;
+
+    if (gmpy_as_size(arg, name, &address) < 0) {
+        return -1;
+    }
+    *out = address;
+    return 0;
+}
+
+int
+gmpy_as_offset(PyObject *arg, const char *name, ptrdiff_t *out)
+{
+    PyObject *integer = as_integer(arg, name);
+
+    if (!integer) {
+        return -1;
+    }
+    *out = PyLong_AsSsize_t(integer);
+    if (*out == -1 && PyErr_Occurred()) {
+        return out_of_range(integer, name, "-2**63 to 2**63-1");
+    }
+    Py_DECREF(integer);
+    return 0;
+}
+
+int
+gmpy_as_int(PyObject *arg, const char *name, int *out)
+{
+    PyObject *integer = as_integer(arg, name);
+    long value;
+
+    if (!integer) {
+        return -1;
+    }
+    value = PyLong_AsLong(integer);
+    if (value == -1 && PyErr_Occurred()) {
+        return out_of_range(integer, name, "-2**31 to 2**31-1");
+    }
+    if (value < INT_MIN || value > INT_MAX) {
+        PyErr_SetNone(PyExc_OverflowError);
+        return out_of_range(integer, name, "-2**31 to 2**31-1");
+    }
+    Py_DECREF(integer);
+    *out = (int)value;
+    return 0;
+}

@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The base type of MemoryPool and SingleDeviceMemoryPool: allocating through a native
+ * pool, and the methods that ask one or trim it.
+ *
+ * Cost: gmpy_pool_malloc on a hit is the core's hit plus two objects from free lists.
+ * Threading: everything may be called from any thread. Anything that may wait, for a
+ * lock or a device, runs detached from the interpreter.
+ */
+#include "module.h"
+
+/* ---- allocating ---- */
+
+/* Runs the garbage collector, also where the user switched it off: it is asked for
+ * here, not automatic. Called by the core, detached. */
+static bool
+collect_garbage(void *Py_UNUSED(context))
+{
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *gc = PyImport_ImportModule("gc");
+    PyObject *found = gc ? PyObject_CallMethod(gc, "collect", NULL) : NULL;
+    bool ran = found != NULL;
+
+    if (!ran) {
+        PyErr_WriteUnraisable(gc);
+    }
+    Py_XDECREF(found);
+    Py_XDECREF(gc);
+    PyGILState_Release(gil);
+    return ran;
+}
+
+static void
+raise_failed(gmpy_state *st, gm_pool *pool, const gm_request *request, gm_status status)
+{
+    gm_stats stats;
+
+    switch (status) {
+    case GM_ERR_OUT_OF_MEMORY:
+    case GM_ERR_LIMIT:
+        gm_pool_read_stats(pool, &stats);
+        gmpy_raise_out_of_memory(st, gm_size_round(request->size), stats.total_bytes,
+                                 stats.limit_bytes);
+        break;
+    case GM_ERR_TOO_LARGE:
+        gm_pool_read_stats(pool, &stats);
+        gmpy_raise_out_of_memory(st, request->size, stats.total_bytes,
+                                 stats.limit_bytes);
+        break;
+    default:
+        gmpy_raise(st, status, "allocating from a memory pool");
+    }
+}
+
+/* The way of a request that the cache could not serve at once. */
+GM_COLD static int
+pool_malloc_slow(gmpy_state *st,
+                 gm_pool *pool,
+                 const gm_request *request,
+                 gm_block **out)
+{
+    const gm_rescue rescue = {.collect = collect_garbage};
+    gm_status status;
+
+    gmpy_upstream_count(pool, 1); // the request under way
+    Py_BEGIN_ALLOW_THREADS
+    status = gm_pool_malloc_slow(pool, request, &rescue, out);
+    Py_END_ALLOW_THREADS
+    gmpy_upstream_count(pool, -1);
+    if (status != GM_OK) {
+        raise_failed(st, pool, request, status);
+        return -1;
+    }
+    return 0;
+}
+
+/* A request for nothing takes nothing and is counted nowhere. */
+static PyObject *
+empty_pointer(gmpy_state *st, int device)
+{
+    PyObject *mem = gmpy_memory_new(st, 0);
+
+    if (!mem) {
+        return NULL;
+    }
+    ((gmpy_base_memory *)mem)->device_id = device;
+    return gmpy_pointer_new(st, mem, 0, device);
+}
+
+PyObject *
+gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
+{
+    const gm_request request = {.size = size, .key = gmpy_current_key(device)};
+    gm_block *block;
+    PyObject *mem;
+
+    if (GM_UNLIKELY(gm_pool_malloc(pool, &request, &block) != GM_OK)) {
+        if (size == 0) {
+            return empty_pointer(st, device);
+        }
+        if (pool_malloc_slow(st, pool, &request, &block) < 0) {
+            return NULL;
+        }
+    }
+    mem = gmpy_pooled_memory_new(st, pool, block);
+    if (!mem) {
+        return NULL;
+    }
+    return gmpy_pointer_new(st, mem, ((gmpy_base_memory *)mem)->ptr, device);
+}
+
+int
+gmpy_as_base_allocator(gmpy_state *st, PyObject *arg, PyObject **out)
+{
+    if (!arg || arg == Py_None || arg == st->raw_malloc) {
+        *out = NULL;
+        return 0;
+    }
+    if (!PyCallable_Check(arg)) {
+        PyErr_Format(PyExc_TypeError, "allocator must be callable or None, not %s",
+                     Py_TYPE(arg)->tp_name);
+        return -1;
+    }
+    *out = arg;
+    return 0;
+}
+
+/* ---- asking ---- */
+
+/* The counters of the pool `op` is about; zeros where it has not been made. */
+static int
+read_stats(PyObject *op, gm_stats *out)
+{
+    gmpy_any_pool *self = (gmpy_any_pool *)op;
+    gm_pool *pool;
+    int device;
+    int found = self->find(self, false, &pool, &device);
+
+    *out = (gm_stats){0};
+    if (found > 0) {
+        Py_BEGIN_ALLOW_THREADS
+        gm_pool_read_stats(pool, out);
+        Py_END_ALLOW_THREADS
+    }
+    return found < 0 ? -1 : 0;
+}
+
+#define STATISTIC(name, field)                                                         \
+    static PyObject *pool_##name(PyObject *self, PyObject *Py_UNUSED(ignored))         \
+    {                                                                                  \
+        gm_stats stats;                                                                \
+                                                                                       \
+        return read_stats(self, &stats) < 0 ? NULL : PyLong_FromSize_t(stats.field);   \
+    }
+STATISTIC(used_bytes, used_bytes)
+STATISTIC(free_bytes, free_bytes)
+STATISTIC(total_bytes, total_bytes)
+STATISTIC(n_free_blocks, free_blocks)
+STATISTIC(get_limit, limit_bytes)
+#undef STATISTIC
+
+static PyObject *
+pool_stats(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    gm_stats stats;
+    PyObject *dict;
+    PyObject *value;
+
+    if (read_stats(self, &stats) < 0) {
+        return NULL;
+    }
+    dict = PyDict_New();
+    if (!dict) {
+        return NULL;
+    }
+#define ADD(name, text)                                                                \
+    value = PyLong_FromSize_t(stats.name);                                             \
+    if (!value || PyDict_SetItemString(dict, #name, value) < 0) {                      \
+        goto fail;                                                                     \
+    }                                                                                  \
+    Py_DECREF(value);
+    GM_STATS_LIST(ADD)
+#undef ADD
+    return dict;
+
+fail:
+    Py_XDECREF(value);
+    Py_DECREF(dict);
+    return NULL;
+}
+
+/* ---- trimming ---- */
+
+static int
+release_idle(PyObject *op, const gm_stream_key *key)
+{
+    gmpy_any_pool *self = (gmpy_any_pool *)op;
+    gm_pool *pool;
+    int device;
+    int found = self->find(self, false, &pool, &device);
+
+    if (found > 0) {
+        Py_BEGIN_ALLOW_THREADS(void)
+        (key ? gm_pool_release_idle_of(pool, *key) : gm_pool_release_idle(pool));
+        Py_END_ALLOW_THREADS
+    }
+    return found < 0 ? -1 : 0;
+}
+
+static PyObject *
+pool_free_all_blocks(PyObject *self,
+                     PyObject *const *args,
+                     Py_ssize_t nargs,
+                     PyObject *kwnames)
+{
+    static const gmpy_signature signature = {"free_all_blocks", 1, 0, 1, {"stream"}};
+    gmpy_state *st = ((gmpy_any_pool *)self)->st;
+    PyObject *given[1];
+    gm_stream_key key;
+    bool one;
+
+    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0) {
+        return NULL;
+    }
+    one = given[0] && given[0] != Py_None;
+    if (one && gmpy_as_stream_key(st, given[0], &key) < 0) {
+        return NULL;
+    }
+    if (release_idle(self, one ? &key : NULL) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+pool_free_all_free(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    if (PyErr_WarnEx(PyExc_DeprecationWarning,
+                     "free_all_free is deprecated; use free_all_blocks", 1) < 0 ||
+        release_idle(self, NULL) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- the limit ---- */
+
+static int
+limit_from_size(PyObject *arg, size_t *out)
+{
+    if (gmpy_as_size(arg, "size", out) < 0) {
+        if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            PyErr_Clear();
+            PyErr_Format(PyExc_ValueError, "size must be from 0 to 2**64-1, not %S",
+                         arg);
+        }
+        return -1;
+    }
+    return 0;
+}
+
+static int
+limit_from_fraction(gmpy_state *st, int device, PyObject *arg, size_t *out)
+{
+    double fraction = PyFloat_AsDouble(arg);
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    gm_status status;
+
+    if (fraction == -1.0 && PyErr_Occurred()) {
+        return -1;
+    }
+    if (!(fraction >= 0.0 && fraction <= 1.0)) { // NaN fails both
+        PyErr_Format(PyExc_ValueError, "fraction must be from 0 to 1, not %R", arg);
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = gm_backend_mem_info(st->backend, device, &free_bytes, &total_bytes);
+    Py_END_ALLOW_THREADS
+    if (status != GM_OK) {
+        gmpy_raise(st, status, "asking for the device's memory");
+        return -1;
+    }
+    *out = (size_t)(fraction * (double)total_bytes);
+    return 0;
+}
+
+static PyObject *
+pool_set_limit(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const gmpy_signature signature = {
+        "set_limit", 2, 0, 2, {"size", "fraction"}};
+    gmpy_any_pool *self = (gmpy_any_pool *)op;
+    PyObject *given[2];
+    bool by_size;
+    bool by_fraction;
+    size_t limit = 0;
+    gm_pool *pool;
+    int device;
+
+    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0) {
+        return NULL;
+    }
+    by_size = given[0] && given[0] != Py_None;
+    by_fraction = given[1] && given[1] != Py_None;
+    if (by_size && by_fraction) {
+        PyErr_SetString(PyExc_ValueError, "give size or fraction, not both");
+        return NULL;
+    }
+    if (self->find(self, true, &pool, &device) < 0 ||
+        (by_size && limit_from_size(given[0], &limit) < 0) ||
+        (by_fraction && limit_from_fraction(self->st, device, given[1], &limit) < 0)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    gm_pool_set_limit(pool, limit);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* ---- the type ---- */
+
+PyDoc_STRVAR(
+    free_all_blocks_doc,
+    "free_all_blocks($self, stream=None)\n"
+    "--\n"
+    "\n"
+    "Gives cached memory back to the device.\n"
+    "\n"
+    "Only whole segments go: a segment with a live block in it stays. Waits until\n"
+    "the device has stopped using what goes.\n"
+    "\n"
+    "Args:\n"
+    "    stream (Stream): only what that stream cached; everything if None.\n"
+    "\n"
+    "Raises:\n"
+    "    TypeError: stream is not a stream.");
+PyDoc_STRVAR(free_all_free_doc,
+             "free_all_free($self, /)\n"
+             "--\n"
+             "\n"
+             "Deprecated name of free_all_blocks().");
+PyDoc_STRVAR(n_free_blocks_doc,
+             "n_free_blocks($self, /)\n"
+             "--\n"
+             "\n"
+             "Returns the number of cached blocks, pieces of split segments included.");
+PyDoc_STRVAR(used_bytes_doc,
+             "used_bytes($self, /)\n"
+             "--\n"
+             "\n"
+             "Returns the bytes of live blocks, rounded up to whole units of 512.");
+PyDoc_STRVAR(free_bytes_doc,
+             "free_bytes($self, /)\n"
+             "--\n"
+             "\n"
+             "Returns the bytes that are cached for reuse.");
+PyDoc_STRVAR(total_bytes_doc,
+             "total_bytes($self, /)\n"
+             "--\n"
+             "\n"
+             "Returns the bytes held from the device, used and cached.");
+PyDoc_STRVAR(
+    set_limit_doc,
+    "set_limit($self, size=None, fraction=None)\n"
+    "--\n"
+    "\n"
+    "Sets the most that the pool may hold from the device.\n"
+    "\n"
+    "A limit below what is held is accepted; nothing is freed for it.\n"
+    "\n"
+    "Args:\n"
+    "    size (int): bytes; 0 for no limit.\n"
+    "    fraction (float): a part of the device's total memory, from 0 to 1; 0\n"
+    "        for no limit. With neither argument there is no limit.\n"
+    "\n"
+    "Raises:\n"
+    "    ValueError: both are given, or one is out of range.\n"
+    "    TypeError: size is not an integer, or fraction not a number.");
+PyDoc_STRVAR(get_limit_doc,
+             "get_limit($self, /)\n"
+             "--\n"
+             "\n"
+             "Returns the limit in bytes, 0 for none.");
+PyDoc_STRVAR(stats_doc,
+             "stats($self, /)\n"
+             "--\n"
+             "\n"
+             "Returns the pool's counters as a dictionary of integers, taken at one\n"
+             "instant. Bytes are rounded to whole units but for requested_bytes.");
+
+static PyMethodDef base_pool_methods[] = {
+    {"free_all_blocks", (PyCFunction)(void (*)(void))pool_free_all_blocks,
+     METH_FASTCALL | METH_KEYWORDS, free_all_blocks_doc},
+    {"free_all_free", pool_free_all_free, METH_NOARGS, free_all_free_doc},
+    {"n_free_blocks", pool_n_free_blocks, METH_NOARGS, n_free_blocks_doc},
+    {"used_bytes", pool_used_bytes, METH_NOARGS, used_bytes_doc},
+    {"free_bytes", pool_free_bytes, METH_NOARGS, free_bytes_doc},
+    {"total_bytes", pool_total_bytes, METH_NOARGS, total_bytes_doc},
+    {"set_limit", (PyCFunction)(void (*)(void))pool_set_limit,
+     METH_FASTCALL | METH_KEYWORDS, set_limit_doc},
+    {"get_limit", pool_get_limit, METH_NOARGS, get_limit_doc},
+    {"stats", pool_stats, METH_NOARGS, stats_doc},
+    {0},
+};
+
+PyDoc_STRVAR(base_pool_doc,
+             "What MemoryPool and SingleDeviceMemoryPool have in common.");
+
+static PyType_Slot base_pool_slots[] = {
+    {Py_tp_doc, (void *)base_pool_doc},
+    {Py_tp_methods, base_pool_methods},
+    {0, NULL},
+};
+
+static PyType_Spec base_pool_spec = {
+    .name = "gpumem._core._BasePool",
+    .basicsize = sizeof(gmpy_any_pool),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = base_pool_slots,
+};
+
+int
+gmpy_base_pool_init(PyObject *module, gmpy_state *st)
+{
+    st->BasePoolType = PyType_FromModuleAndSpec(module, &base_pool_spec, NULL);
+    if (!st->BasePoolType) {
+        return -1;
+    }
+    return PyModule_AddObjectRef(module, "_BasePool", st->BasePoolType);
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The few spots where the supported CPython versions differ.
+ */
+#ifndef GMPY_COMPAT_H
+#define GMPY_COMPAT_H
+
+#include <Python.h>
+
+/* The pending exception, taken from or given to the thread, and one of its attributes
+ * (a new reference or NULL). */
+#if PY_VERSION_HEX >= 0x030C0000
+#define GMPY_TAKE_ERROR(error) PyObject *error = PyErr_GetRaisedException()
+#define GMPY_GIVE_ERROR(error) PyErr_SetRaisedException(error)
+#define GMPY_ERROR_ATTRIBUTE(error, name) PyObject_GetAttrString(error, name)
+#else
+typedef struct gmpy_error {
+    PyObject *type;
+    PyObject *value;
+    PyObject *traceback;
+} gmpy_error;
+#define GMPY_TAKE_ERROR(error)                                                         \
+    gmpy_error error;                                                                  \
+    PyErr_Fetch(&error.type, &error.value, &error.traceback)
+#define GMPY_ERROR_ATTRIBUTE(error, name)                                              \
+    (PyErr_NormalizeException(&error.type, &error.value, &error.traceback),            \
+     PyObject_GetAttrString(error.value, name))
+#define GMPY_GIVE_ERROR(error) PyErr_Restore(error.type, error.value, error.traceback)
+#endif
+
+/* Per-object locks of builds without the interpreter lock; nothing elsewhere. */
+#ifndef Py_BEGIN_CRITICAL_SECTION
+#define Py_BEGIN_CRITICAL_SECTION(op) {
+#define Py_END_CRITICAL_SECTION() }
+#endif
+
+#endif

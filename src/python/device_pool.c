@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * SingleDeviceMemoryPool: the owner of one native pool.
+ *
+ * It stays on the device that was current when it was made, whatever is current later.
+ * When it dies, cached memory goes back at once and the rest as its blocks do; the
+ * native pool lives until then.
+ *
+ * The collector sees through it to a Python base allocator and the memory that one
+ * returned, but only while no block is out (see upstream.c).
+ */
+#include "module.h"
+
+#include <structmember.h> // T_PYSSIZET
+
+typedef struct device_pool {
+    gmpy_any_pool any;
+    gm_pool *pool; // NULL once cleared
+    int device;
+    PyObject *weakrefs;
+} device_pool;
+
+PyDoc_STRVAR(
+    device_pool_doc,
+    "SingleDeviceMemoryPool(allocator=None)\n"
+    "--\n"
+    "\n"
+    "A memory pool on the device that is current when it is made.\n"
+    "\n"
+    "Most programs want MemoryPool, which keeps one of these a device. Safe to\n"
+    "share between threads.\n"
+    "\n"
+    "Args:\n"
+    "    allocator (callable): what it takes memory from: called with a size in\n"
+    "        bytes, returns a MemoryPointer. The device's plain memory if None.\n"
+    "\n"
+    "Raises:\n"
+    "    TypeError: allocator is not callable.");
+
+static int
+device_pool_find(gmpy_any_pool *any, bool Py_UNUSED(make), gm_pool **out, int *device)
+{
+    device_pool *self = (device_pool *)any;
+
+    *device = self->device;
+    *out = self->pool;
+    if (!self->pool) {
+        PyErr_SetString(PyExc_RuntimeError, "the pool was collected as garbage");
+        return -1;
+    }
+    return 1;
+}
+
+static PyObject *
+device_pool_alloc(PyTypeObject *type, gmpy_state *st, int device, PyObject *callable)
+{
+    PyObject *module = PyType_GetModuleByDef(type, &gmpy_module_def);
+    device_pool *self = module ? (device_pool *)type->tp_alloc(type, 0) : NULL;
+
+    if (!self) {
+        return NULL;
+    }
+    self->any.st = st;
+    self->any.find = device_pool_find;
+    self->device = device;
+    if (gmpy_pool_new(st, module, device, callable, &self->pool) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    gmpy_upstream_of(self->pool)->object = (PyObject *)self;
+    return (PyObject *)self;
+}
+
+PyObject *
+gmpy_device_pool_new(gmpy_state *st, int device, PyObject *callable)
+{
+    PyTypeObject *type = gmpy_type(st->SingleDeviceMemoryPoolType);
+
+    return device_pool_alloc(type, st, device, callable);
+}
+
+gm_pool *
+gmpy_device_pool_native(PyObject *pool)
+{
+    return ((device_pool *)pool)->pool;
+}
+
+static PyObject *
+device_pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static const gmpy_signature signature = {
+        "SingleDeviceMemoryPool", 1, 0, 1, {"allocator"}};
+    PyObject *module = PyType_GetModuleByDef(type, &gmpy_module_def);
+    gmpy_state *st = module ? gmpy_state_of_module(module) : NULL;
+    PyObject *given[1];
+    PyObject *callable;
+    int device;
+
+    if (!st || gmpy_unpack_init(&signature, args, kwargs, given) < 0 ||
+        gmpy_as_base_allocator(st, given[0], &callable) < 0 || !gmpy_backend(st)) {
+        return NULL;
+    }
+    device = gmpy_current_device(st);
+    return device < 0 ? NULL : device_pool_alloc(type, st, device, callable);
+}
+
+static int
+device_pool_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    device_pool *self = (device_pool *)op;
+
+    Py_VISIT(Py_TYPE(op));
+    return self->pool ? gmpy_upstream_traverse(gmpy_upstream_of(self->pool), visit, arg)
+                      : 0;
+}
+
+static int
+device_pool_clear(PyObject *op)
+{
+    device_pool *self = (device_pool *)op;
+    gm_pool *pool = self->pool;
+
+    if (pool) {
+        self->pool = NULL;
+        gmpy_upstream_of(pool)->object = NULL;
+        gm_pool_close(pool);
+    }
+    return 0;
+}
+
+static void
+device_pool_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    GMPY_TAKE_ERROR(pending);
+
+    PyObject_GC_UnTrack(op);
+    if (((device_pool *)op)->weakrefs) {
+        PyObject_ClearWeakRefs(op);
+    }
+    (void)device_pool_clear(op);
+    GMPY_GIVE_ERROR(pending);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+PyDoc_STRVAR(
+    malloc_doc,
+    "malloc($self, size)\n"
+    "--\n"
+    "\n"
+    "Allocates memory for use on the current stream.\n"
+    "\n"
+    "Args:\n"
+    "    size (int): bytes; 0 gives a null pointer.\n"
+    "\n"
+    "Returns:\n"
+    "    MemoryPointer: to the start of the memory, which goes back to the pool\n"
+    "    when the last pointer into it dies.\n"
+    "\n"
+    "Raises:\n"
+    "    OutOfMemoryError: there is no memory, or the limit does not allow it,\n"
+    "        after everything idle was given back and garbage was collected.\n"
+    "    OverflowError: size is negative or above 2**64-1.\n"
+    "    TypeError: size is not an integer.\n"
+    "    CUDARuntimeError: the device refused for another reason.");
+
+static PyObject *
+device_pool_malloc(PyObject *op,
+                   PyObject *const *args,
+                   Py_ssize_t nargs,
+                   PyObject *kwnames)
+{
+    static const gmpy_signature signature = {"malloc", 1, 1, 1, {"size"}};
+    device_pool *self = (device_pool *)op;
+    PyObject *given[1];
+    gm_pool *pool;
+    size_t size;
+    int device;
+
+    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
+        gmpy_as_size(given[0], "size", &size) < 0 ||
+        device_pool_find(&self->any, true, &pool, &device) < 0) {
+        return NULL;
+    }
+    return gmpy_pool_malloc(self->any.st, pool, device, size);
+}
+
+PyDoc_STRVAR(
+    free_doc,
+    "free($self, ptr, size)\n"
+    "--\n"
+    "\n"
+    "Gives back a live block by its address, ahead of its PooledMemory, which\n"
+    "then has nothing to give back.\n"
+    "\n"
+    "Args:\n"
+    "    ptr (int): where the block starts.\n"
+    "    size (int): ignored; the pool knows it.\n"
+    "\n"
+    "Raises:\n"
+    "    RuntimeError: no live block of this pool starts there.");
+
+static PyObject *
+device_pool_free(PyObject *op,
+                 PyObject *const *args,
+                 Py_ssize_t nargs,
+                 PyObject *kwnames)
+{
+    static const gmpy_signature signature = {"free", 2, 2, 2, {"ptr", "size"}};
+    device_pool *self = (device_pool *)op;
+    PyObject *given[2];
+    gm_pool *pool;
+    uintptr_t ptr;
+    gm_status status;
+    size_t size;
+    int device;
+
+    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
+        gmpy_as_address(given[0], "ptr", &ptr) < 0 ||
+        gmpy_as_size(given[1], "size", &size) < 0 ||
+        device_pool_find(&self->any, true, &pool, &device) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = gm_pool_free_address(pool, ptr);
+    Py_END_ALLOW_THREADS
+    if (status == GM_ERR_NOT_OWNED) {
+        return PyErr_Format(PyExc_RuntimeError,
+                            "no live block of this pool starts at %s",
+                            gmpy_as_hex(ptr).text);
+    }
+    if (status != GM_OK) {
+        return gmpy_raise(self->any.st, status, "freeing a block by its address");
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef device_pool_methods[] = {
+    {"malloc", (PyCFunction)(void (*)(void))device_pool_malloc,
+     METH_FASTCALL | METH_KEYWORDS, malloc_doc},
+    {"free", (PyCFunction)(void (*)(void))device_pool_free,
+     METH_FASTCALL | METH_KEYWORDS, free_doc},
+    {0},
+};
+
+static PyMemberDef device_pool_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(device_pool, weakrefs), READONLY, NULL},
+    {0},
+};
+
+static PyType_Slot device_pool_slots[] = {
+    {Py_tp_doc, (void *)device_pool_doc}, {Py_tp_new, device_pool_new},
+    {Py_tp_dealloc, device_pool_dealloc}, {Py_tp_traverse, device_pool_traverse},
+    {Py_tp_clear, device_pool_clear},     {Py_tp_methods, device_pool_methods},
+    {Py_tp_members, device_pool_members}, {0, NULL},
+};
+
+static PyType_Spec device_pool_spec = {
+    .name = "gpumem.SingleDeviceMemoryPool",
+    .basicsize = sizeof(device_pool),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
+             Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = device_pool_slots,
+};
+
+int
+gmpy_device_pool_init(PyObject *module, gmpy_state *st)
+{
+    st->SingleDeviceMemoryPoolType =
+        PyType_FromModuleAndSpec(module, &device_pool_spec, st->BasePoolType);
+    if (!st->SingleDeviceMemoryPoolType) {
+        return -1;
+    }
+    return PyModule_AddObjectRef(module, "SingleDeviceMemoryPool",
+                                 st->SingleDeviceMemoryPoolType);
+}

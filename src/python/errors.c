@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The exception types, and the one place where a status becomes an exception.
+ *
+ *   OutOfMemoryError(size, total, limit=0)  a MemoryError; memory ran out or the limit
+ *                                           does not allow it
+ *   CUDARuntimeError(status, text=None)     a RuntimeError; the runtime's own errors,
+ *                                           a raw allocation that fails included
+ *
+ * Both pickle, with whatever attributes were added to them.
+ */
+#include "module.h"
+
+enum {
+    GMPY_OUT_OF_MEMORY_CODE = 2, // the runtime's cudaErrorMemoryAllocation
+};
+
+/* ---- shared by both types ---- */
+
+static int
+set_attribute(PyObject *self, const char *name, PyObject *value)
+{
+    return PyObject_SetAttrString(self, name, value);
+}
+
+/* (type, arguments, attributes): new reference. */
+static PyObject *
+reduce_error(PyObject *self, PyObject *arguments)
+{
+    PyObject *attributes;
+    PyObject *result = NULL;
+
+    if (!arguments) {
+        return NULL;
+    }
+    attributes = PyObject_GetAttrString(self, "__dict__");
+    if (attributes) {
+        result = PyTuple_Pack(3, (PyObject *)Py_TYPE(self), arguments, attributes);
+        Py_DECREF(attributes);
+    }
+    Py_DECREF(arguments);
+    return result;
+}
+
+/* Sets args to the one message, as every exception has it. Consumes `message`. */
+static int
+set_message(PyObject *self, PyObject *message)
+{
+    PyObject *args;
+    int result;
+
+    if (!message) {
+        return -1;
+    }
+    args = PyTuple_Pack(1, message);
+    Py_DECREF(message);
+    if (!args) {
+        return -1;
+    }
+    result = PyObject_SetAttrString(self, "args", args);
+    Py_DECREF(args);
+    return result;
+}
+
+/* `number` with thousands separators: new reference. */
+static PyObject *
+with_commas(PyObject *number)
+{
+    PyObject *spec = PyUnicode_FromString(",");
+    PyObject *result = spec ? PyObject_Format(number, spec) : NULL;
+
+    Py_XDECREF(spec);
+    return result;
+}
+
+/* ---- OutOfMemoryError ---- */
+
+PyDoc_STRVAR(out_of_memory_doc,
+             "OutOfMemoryError(size, total, limit=0)\n"
+             "--\n"
+             "\n"
+             "There is no memory for a request, or the limit does not allow it.\n"
+             "\n"
+             "Raised after everything that could be reclaimed was given back.\n"
+             "\n"
+             "Attributes:\n"
+             "    size (int): bytes that were wanted, rounded to whole units.\n"
+             "    total (int): bytes the pool held when it gave up.\n"
+             "    limit (int): the pool's limit in bytes, 0 for none.");
+
+static const gmpy_signature out_of_memory_signature = {
+    "OutOfMemoryError", 3, 2, 3, {"size", "total", "limit"}};
+
+static PyObject *
+out_of_memory_message(PyObject *size, PyObject *total, PyObject *limit)
+{
+    PyObject *size_text = with_commas(size);
+    PyObject *total_text = size_text ? with_commas(total) : NULL;
+    PyObject *limit_text = total_text ? with_commas(limit) : NULL;
+    PyObject *message = NULL;
+    int limited = limit_text ? PyObject_IsTrue(limit) : -1;
+
+    if (limited > 0) {
+        message = PyUnicode_FromFormat("Out of memory: %U bytes could not be allocated "
+                                       "(%U bytes allocated so far, limit %U bytes).",
+                                       size_text, total_text, limit_text);
+    }
+    else if (limited == 0) {
+        message = PyUnicode_FromFormat("Out of memory: %U bytes could not be allocated "
+                                       "(%U bytes allocated so far).",
+                                       size_text, total_text);
+    }
+    Py_XDECREF(limit_text);
+    Py_XDECREF(total_text);
+    Py_XDECREF(size_text);
+    return message;
+}
+
+static int
+out_of_memory_init(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *given[3];
+    PyObject *limit;
+    int result = -1;
+
+    if (gmpy_unpack_init(&out_of_memory_signature, args, kwargs, given) < 0) {
+        return -1;
+    }
+    limit = given[2] ? Py_NewRef(given[2]) : PyLong_FromLong(0);
+    if (limit && set_attribute(self, "size", given[0]) == 0 &&
+        set_attribute(self, "total", given[1]) == 0 &&
+        set_attribute(self, "limit", limit) == 0) {
+        result = set_message(self, out_of_memory_message(given[0], given[1], limit));
+    }
+    Py_XDECREF(limit);
+    return result;
+}
+
+static PyObject *
+out_of_memory_reduce(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    PyObject *size = PyObject_GetAttrString(self, "size");
+    PyObject *total = size ? PyObject_GetAttrString(self, "total") : NULL;
+    PyObject *limit = total ? PyObject_GetAttrString(self, "limit") : NULL;
+    PyObject *arguments = limit ? PyTuple_Pack(3, size, total, limit) : NULL;
+
+    Py_XDECREF(limit);
+    Py_XDECREF(total);
+    Py_XDECREF(size);
+    return reduce_error(self, arguments);
+}
+
+static PyMethodDef out_of_memory_methods[] = {
+    {"__reduce__", out_of_memory_reduce, METH_NOARGS, "Pickles with its numbers."},
+    {0},
+};
+
+static PyType_Slot out_of_memory_slots[] = {
+    {Py_tp_doc, (void *)out_of_memory_doc},
+    {Py_tp_init, out_of_memory_init},
+    {Py_tp_methods, out_of_memory_methods},
+    {0, NULL},
+};
+
+static PyType_Spec out_of_memory_spec = {
+    .name = "gpumem.OutOfMemoryError",
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = out_of_memory_slots,
+};
+
+/* ---- CUDARuntimeError ---- */
+
+PyDoc_STRVAR(runtime_error_doc,
+             "CUDARuntimeError(status, text=None)\n"
+             "--\n"
+             "\n"
+             "An error of the device runtime.\n"
+             "\n"
+             "Its text is the runtime's name for the error and its description.\n"
+             "\n"
+             "Attributes:\n"
+             "    status (int): the runtime's number for the error.");
+
+static const gmpy_signature runtime_error_signature = {
+    "CUDARuntimeError", 2, 1, 2, {"status", "text"}};
+
+static int
+runtime_error_init(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *given[2];
+    PyObject *message;
+
+    if (gmpy_unpack_init(&runtime_error_signature, args, kwargs, given) < 0 ||
+        set_attribute(self, "status", given[0]) < 0) {
+        return -1;
+    }
+    if (given[1] && given[1] != Py_None) {
+        message = PyObject_Str(given[1]);
+    }
+    else {
+        message = PyUnicode_FromFormat("CUDA runtime error %S", given[0]);
+    }
+    return set_message(self, message);
+}
+
+static PyObject *
+runtime_error_reduce(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    PyObject *status = PyObject_GetAttrString(self, "status");
+    PyObject *text = status ? PyObject_Str(self) : NULL;
+    PyObject *arguments = text ? PyTuple_Pack(2, status, text) : NULL;
+
+    Py_XDECREF(text);
+    Py_XDECREF(status);
+    return reduce_error(self, arguments);
+}
+
+static PyMethodDef runtime_error_methods[] = {
+    {"__reduce__", runtime_error_reduce, METH_NOARGS, "Pickles with its status."},
+    {0},
+};
+
+static PyType_Slot runtime_error_slots[] = {
+    {Py_tp_doc, (void *)runtime_error_doc},
+    {Py_tp_init, runtime_error_init},
+    {Py_tp_methods, runtime_error_methods},
+    {0, NULL},
+};
+
+static PyType_Spec runtime_error_spec = {
+    .name = "gpumem.CUDARuntimeError",
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = runtime_error_slots,
+};
+
+/* ---- raising ---- */
+
+static void
+raise_device_error(gmpy_state *st, int code, const char *what)
+{
+    PyObject *error = PyObject_CallFunction(
+        st->CUDARuntimeError, "iN", code,
+        PyUnicode_FromFormat("%s: %s (%s)", gm_backend_error_name(st->backend, code),
+                             gm_backend_error_text(st->backend, code), what));
+
+    if (error) {
+        PyErr_SetObject(st->CUDARuntimeError, error);
+        Py_DECREF(error);
+    }
+}
+
+/* The exception type for one of the library's own codes. */
+static PyObject *
+exception_of(gm_status status)
+{
+    switch (status) {
+    case GM_ERR_HOST_MEMORY:
+        return PyExc_MemoryError;
+    case GM_ERR_INVALID_VALUE:
+    case GM_ERR_INVALID_DEVICE:
+        return PyExc_ValueError;
+    default:
+        return PyExc_RuntimeError;
+    }
+}
+
+PyObject *
+gmpy_raise(gmpy_state *st, gm_status status, const char *what)
+{
+    if (status == GM_ERR_CALLBACK) {
+        return NULL;
+    }
+    if (status == GM_ERR_OUT_OF_MEMORY) {
+        raise_device_error(st, GMPY_OUT_OF_MEMORY_CODE, what);
+        return NULL;
+    }
+    if (gm_status_is_device(status)) {
+        raise_device_error(st, gm_status_device_code(status), what);
+        return NULL;
+    }
+    if (status == GM_ERR_FORKED) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "%s: the device was opened before this process was forked and "
+                     "cannot be used here; start worker processes with the 'spawn' or "
+                     "'forkserver' method",
+                     what);
+        return NULL;
+    }
+    PyErr_Format(exception_of(status), "%s: %s", what, gm_status_text(status));
+    return NULL;
+}
+
+PyObject *
+gmpy_raise_out_of_memory(gmpy_state *st, size_t size, size_t total, size_t limit)
+{
+    PyObject *numbers =
+        Py_BuildValue("(KKK)", (unsigned long long)size, (unsigned long long)total,
+                      (unsigned long long)limit);
+
+    if (numbers) {
+        PyErr_SetObject(st->OutOfMemoryError, numbers);
+        Py_DECREF(numbers);
+    }
+    return NULL;
+}
+
+bool
+gmpy_error_is_shortage(gmpy_state *st)
+{
+    bool shortage = false;
+
+    if (PyErr_ExceptionMatches(PyExc_MemoryError)) {
+        return true;
+    }
+    if (PyErr_ExceptionMatches(st->CUDARuntimeError)) {
+        GMPY_TAKE_ERROR(error);
+        PyObject *status = GMPY_ERROR_ATTRIBUTE(error, "status");
+
+        shortage = status && PyLong_CheckExact(status) &&
+                   PyLong_AsLong(status) == GMPY_OUT_OF_MEMORY_CODE;
+        Py_XDECREF(status);
+        PyErr_Clear();
+        GMPY_GIVE_ERROR(error);
+    }
+    return shortage;
+}
+
+void
+gmpy_unraisable(gmpy_state *st, gm_status status, const char *what)
+{
+    GMPY_TAKE_ERROR(pending);
+
+    if (status != GM_ERR_CALLBACK) {
+        gmpy_raise(st, status, what);
+    }
+    PyErr_WriteUnraisable(NULL);
+    GMPY_GIVE_ERROR(pending);
+}
+
+int
+gmpy_errors_init(PyObject *module, gmpy_state *st)
+{
+    st->OutOfMemoryError =
+        PyType_FromModuleAndSpec(module, &out_of_memory_spec, PyExc_MemoryError);
+    if (!st->OutOfMemoryError ||
+        PyModule_AddObjectRef(module, "OutOfMemoryError", st->OutOfMemoryError) < 0) {
+        return -1;
+    }
+    st->CUDARuntimeError =
+        PyType_FromModuleAndSpec(module, &runtime_error_spec, PyExc_RuntimeError);
+    if (!st->CUDARuntimeError) {
+        return -1;
+    }
+    return PyModule_AddObjectRef(module, "CUDARuntimeError", st->CUDARuntimeError);
+}

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * BaseMemory and Memory: an address, a size and a device, and memory taken straight
+ * from the device.
+ *
+ * ptr, size and device_id of a BaseMemory can be written from Python, as in the pool
+ * this one follows, so that tests and wrappers can stand in for memory. What a Memory
+ * frees is what it allocated, remembered apart, and only while ptr is not 0: a wrong
+ * ptr never reaches the device, and a ptr of 0 gives the memory up.
+ *
+ * Threading: objects do not change after construction unless Python code writes to
+ * them. The device calls run without the interpreter.
+ */
+#include "module.h"
+
+#include "core/gm_process.h" // gm_process_is_frozen
+
+#include <structmember.h> // T_INT, T_ULONGLONG
+
+typedef struct memory {
+    gmpy_base_memory base;
+    gmpy_state *st;
+    uintptr_t owned; // what the device gave; 0 for none
+} memory;
+
+/* ---- BaseMemory ---- */
+
+PyDoc_STRVAR(base_memory_doc,
+             "BaseMemory()\n"
+             "--\n"
+             "\n"
+             "Memory on a device: where it starts, how long it is, whose it is.\n"
+             "\n"
+             "The base of all memory types; not useful by itself.\n"
+             "\n"
+             "Attributes:\n"
+             "    ptr (int): address of the first byte, 0 for none.\n"
+             "    size (int): length in bytes.\n"
+             "    device_id (int): number of the device.");
+
+static PyMemberDef base_memory_members[] = {
+    {"ptr", T_ULONGLONG, offsetof(gmpy_base_memory, ptr), 0,
+     "address of the first byte, 0 for none"},
+    {"size", T_ULONGLONG, offsetof(gmpy_base_memory, size), 0, "length in bytes"},
+    {"device_id", T_INT, offsetof(gmpy_base_memory, device_id), 0,
+     "number of the device"},
+    {0},
+};
+
+GM_STATIC_ASSERT(sizeof(uintptr_t) == sizeof(unsigned long long),
+                 "ptr is read as unsigned long long");
+GM_STATIC_ASSERT(sizeof(size_t) == sizeof(unsigned long long),
+                 "size is read as unsigned long long");
+
+static void
+base_memory_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+base_memory_int(PyObject *self)
+{
+    return PyLong_FromSize_t(((gmpy_base_memory *)self)->ptr);
+}
+
+static PyObject *
+base_memory_repr(PyObject *self)
+{
+    gmpy_base_memory *mem = (gmpy_base_memory *)self;
+    PyObject *name = PyType_GetName(Py_TYPE(self));
+    PyObject *repr = NULL;
+
+    if (name) {
+        repr =
+            PyUnicode_FromFormat("<%U %s size=%zu device=%d>", name,
+                                 gmpy_as_hex(mem->ptr).text, mem->size, mem->device_id);
+        Py_DECREF(name);
+    }
+    return repr;
+}
+
+static PyObject *
+base_memory_device(PyObject *self, void *Py_UNUSED(closure))
+{
+    return gmpy_device_new(gmpy_state_of(self), ((gmpy_base_memory *)self)->device_id);
+}
+
+static PyGetSetDef base_memory_getset[] = {
+    {"device", base_memory_device, NULL, "the Device the memory is on", NULL},
+    {0},
+};
+
+static PyType_Slot base_memory_slots[] = {
+    {Py_tp_doc, (void *)base_memory_doc}, {Py_tp_new, PyType_GenericNew},
+    {Py_tp_dealloc, base_memory_dealloc}, {Py_tp_members, base_memory_members},
+    {Py_tp_getset, base_memory_getset},   {Py_tp_repr, base_memory_repr},
+    {Py_nb_int, base_memory_int},         {0, NULL},
+};
+
+static PyType_Spec base_memory_spec = {
+    .name = "gpumem.BaseMemory",
+    .basicsize = sizeof(gmpy_base_memory),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = base_memory_slots,
+};
+
+/* ---- Memory ---- */
+
+PyDoc_STRVAR(
+    memory_doc,
+    "Memory(size)\n"
+    "--\n"
+    "\n"
+    "Memory taken straight from the current device, given back when the object\n"
+    "dies.\n"
+    "\n"
+    "Giving it back waits until the device has stopped using it.\n"
+    "\n"
+    "Args:\n"
+    "    size (int): bytes; 0 takes nothing and leaves ptr at 0.\n"
+    "\n"
+    "Raises:\n"
+    "    CUDARuntimeError: the device refused; status 2 means that its memory is\n"
+    "        exhausted.\n"
+    "    OverflowError: size is negative or above 2**64-1.\n"
+    "    TypeError: size is not an integer.");
+
+static const gmpy_signature memory_signature = {"Memory", 1, 1, 1, {"size"}};
+
+/* Gives back what a Memory holds, if anything. Keeps the pending exception. */
+static void
+memory_release(memory *mem)
+{
+    uintptr_t owned = mem->owned;
+    gm_status status;
+
+    mem->owned = 0;
+    if (!owned || !mem->base.ptr || gm_process_is_frozen()) {
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = gm_backend_mem_free(mem->st->backend, mem->base.device_id, GM_MEM_DEVICE,
+                                 owned);
+    Py_END_ALLOW_THREADS
+    if (status != GM_OK) {
+        gmpy_unraisable(mem->st, status, "freeing device memory");
+    }
+}
+
+static int
+memory_take(memory *mem, gmpy_state *st, size_t size)
+{
+    const gm_backend *backend = gmpy_backend(st);
+    uintptr_t ptr = 0;
+    gm_status status;
+    int device;
+
+    if (!backend) {
+        return -1;
+    }
+    status = gm_process_status();
+    if (status == GM_ERR_FORKED) {
+        gmpy_raise(st, status, "allocating device memory");
+        return -1;
+    }
+    device = gmpy_current_device(st);
+    if (device < 0) {
+        return -1;
+    }
+    if (size > 0) {
+        Py_BEGIN_ALLOW_THREADS
+        status = gm_backend_mem_alloc(backend, device, GM_MEM_DEVICE, size, &ptr);
+        Py_END_ALLOW_THREADS
+        if (status != GM_OK) {
+            gmpy_raise(st, status, "allocating device memory");
+            return -1;
+        }
+    }
+    mem->st = st;
+    mem->owned = ptr;
+    mem->base.ptr = ptr;
+    mem->base.size = size;
+    mem->base.device_id = device;
+    return 0;
+}
+
+static int
+memory_init(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    memory *mem = (memory *)self;
+    PyObject *given[1];
+    size_t size;
+
+    if (gmpy_unpack_init(&memory_signature, args, kwargs, given) < 0 ||
+        gmpy_as_size(given[0], "size", &size) < 0) {
+        return -1;
+    }
+    memory_release(mem); // __init__ may be called again
+    return memory_take(mem, gmpy_state_of(self), size);
+}
+
+static void
+memory_dealloc(PyObject *self)
+{
+    memory_release((memory *)self);
+    base_memory_dealloc(self);
+}
+
+static PyType_Slot memory_slots[] = {
+    {Py_tp_doc, (void *)memory_doc},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_init, memory_init},
+    {Py_tp_dealloc, memory_dealloc},
+    {0, NULL},
+};
+
+static PyType_Spec memory_spec = {
+    .name = "gpumem.Memory",
+    .basicsize = sizeof(memory),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = memory_slots,
+};
+
+PyObject *
+gmpy_memory_new(gmpy_state *st, size_t size)
+{
+    PyTypeObject *type = gmpy_type(st->MemoryType);
+    PyObject *self = type->tp_alloc(type, 0);
+
+    if (self && memory_take((memory *)self, st, size) < 0) {
+        Py_CLEAR(self);
+    }
+    return self;
+}
+
+/* ---- malloc ---- */
+
+PyDoc_STRVAR(malloc_doc,
+             "malloc(size)\n"
+             "--\n"
+             "\n"
+             "Allocates straight from the current device, without a pool.\n"
+             "\n"
+             "The allocator that is used when none is set.\n"
+             "\n"
+             "Args:\n"
+             "    size (int): bytes.\n"
+             "\n"
+             "Returns:\n"
+             "    MemoryPointer: to the start of a new Memory.\n"
+             "\n"
+             "Raises:\n"
+             "    As Memory does.");
+
+static const gmpy_signature malloc_signature = {"malloc", 1, 1, 1, {"size"}};
+
+static PyObject *
+memory_malloc(PyObject *module,
+              PyObject *const *args,
+              Py_ssize_t nargs,
+              PyObject *kwnames)
+{
+    gmpy_state *st = gmpy_state_of_module(module);
+    PyObject *given[1];
+    PyObject *mem;
+    size_t size;
+
+    if (gmpy_unpack(&malloc_signature, args, nargs, kwnames, given) < 0 ||
+        gmpy_as_size(given[0], "size", &size) < 0) {
+        return NULL;
+    }
+    mem = gmpy_memory_new(st, size);
+    if (!mem) {
+        return NULL;
+    }
+    return gmpy_pointer_new(st, mem, ((gmpy_base_memory *)mem)->ptr,
+                            ((gmpy_base_memory *)mem)->device_id);
+}
+
+PyMethodDef gmpy_memory_methods[] = {
+    {"malloc", (PyCFunction)(void (*)(void))memory_malloc,
+     METH_FASTCALL | METH_KEYWORDS, malloc_doc},
+    {0},
+};
+
+int
+gmpy_memory_init(PyObject *module, gmpy_state *st)
+{
+    st->BaseMemoryType = PyType_FromModuleAndSpec(module, &base_memory_spec, NULL);
+    if (!st->BaseMemoryType ||
+        PyModule_AddObjectRef(module, "BaseMemory", st->BaseMemoryType) < 0) {
+        return -1;
+    }
+    st->MemoryType = PyType_FromModuleAndSpec(module, &memory_spec, st->BaseMemoryType);
+    if (!st->MemoryType) {
+        return -1;
+    }
+    return PyModule_AddObjectRef(module, "Memory", st->MemoryType);
+}

@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * MemoryPointer: a place in some memory, which it keeps alive.
+ *
+ * The type takes part in garbage collection, but an instance is tracked only while its
+ * memory can be part of a cycle: one into pooled or raw memory never is. There is no
+ * tp_clear, because `mem` is set at construction and never again, so every cycle
+ * through a pointer also runs through something that can be cleared, and the memory
+ * stays usable until the last finalizer ran.
+ *
+ * Threading: reading is safe from any thread; `p += n` moves the one object that all
+ * its names share and is for one thread.
+ */
+#include "module.h"
+
+#include <structmember.h> // T_INT, T_ULONGLONG
+
+PyDoc_STRVAR(
+    pointer_doc,
+    "MemoryPointer(mem, offset)\n"
+    "--\n"
+    "\n"
+    "A place in device memory. Keeps the memory alive.\n"
+    "\n"
+    "p + n and p - n are new pointers into the same memory; p += n and p -= n\n"
+    "move the pointer itself, under every name it has. int(p) is the address.\n"
+    "\n"
+    "Args:\n"
+    "    mem (BaseMemory): the memory.\n"
+    "    offset (int): bytes from its start.\n"
+    "\n"
+    "Attributes:\n"
+    "    ptr (int): the address.\n"
+    "    mem (BaseMemory): the memory it points into.\n"
+    "    device_id (int): number of the device.\n"
+    "\n"
+    "Raises:\n"
+    "    AssertionError: an offset other than 0 into memory whose ptr is 0.\n"
+    "    OverflowError: the address does not fit 64 bits.");
+
+/* True where `mem` refers to no Python object, so that no cycle runs through it. */
+static inline bool
+is_leaf_memory(const gmpy_state *st, const PyObject *mem)
+{
+    PyObject *type = (PyObject *)Py_TYPE(mem);
+
+    return type == st->PooledMemoryType || type == st->MemoryType;
+}
+
+static PyObject *
+pointer_alloc(gmpy_state *st)
+{
+    PyTypeObject *type = gmpy_type(st->MemoryPointerType);
+
+#ifndef Py_GIL_DISABLED
+    if (st->pointers.count > 0) {
+        PyObject *self = st->pointers.items[--st->pointers.count];
+
+        return PyObject_Init(self, type);
+    }
+#endif
+    return (PyObject *)PyObject_GC_New(gmpy_pointer, type);
+}
+
+PyObject *
+gmpy_pointer_new(gmpy_state *st, PyObject *mem, uintptr_t ptr, int device_id)
+{
+    gmpy_pointer *self = (gmpy_pointer *)pointer_alloc(st);
+
+    if (!self) {
+        Py_DECREF(mem);
+        return NULL;
+    }
+    self->ptr = ptr;
+    self->mem = mem;
+    self->device_id = device_id;
+    if (!is_leaf_memory(st, mem)) {
+        PyObject_GC_Track(self);
+    }
+    return (PyObject *)self;
+}
+
+static int
+pointer_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((gmpy_pointer *)self)->mem);
+    return 0;
+}
+
+static void
+pointer_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+
+    if (PyObject_GC_IsTracked(self)) {
+        PyObject_GC_UnTrack(self);
+    }
+    Py_XDECREF(((gmpy_pointer *)self)->mem);
+#ifndef Py_GIL_DISABLED
+    if (type->tp_dealloc == pointer_dealloc) { // not a subclass
+        gmpy_state *st = PyType_GetModuleState(type);
+
+        if (st && st->pointers.count < GMPY_FREELIST_SIZE) {
+            st->pointers.items[st->pointers.count++] = self;
+            Py_DECREF(type);
+            return;
+        }
+    }
+#endif
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* ---- construction ---- */
+
+static const gmpy_signature pointer_signature = {
+    "MemoryPointer", 2, 2, 2, {"mem", "offset"}};
+
+/* `address + offset` where both stay addresses, and 0 only where the offset is 0. */
+static int
+address_add(uintptr_t address, ptrdiff_t offset, uintptr_t *out)
+{
+    if (address == 0 && offset != 0) {
+        PyErr_Format(PyExc_AssertionError,
+                     "a null pointer takes no offset but 0, not %zd", offset);
+        return -1;
+    }
+    if (offset < 0 ? address < (uintptr_t)0 - (uintptr_t)offset
+                   : address > UINTPTR_MAX - (uintptr_t)offset) {
+        PyErr_Format(PyExc_OverflowError,
+                     "%s moved by %zd bytes leaves the address range",
+                     gmpy_as_hex(address).text, offset);
+        return -1;
+    }
+    *out = address + (uintptr_t)offset;
+    return 0;
+}
+
+static PyObject *
+pointer_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+    gmpy_pointer *self;
+
+    if (type->tp_dealloc != pointer_dealloc) { // a subclass
+        return type->tp_alloc(type, 0);
+    }
+    self = PyObject_GC_New(gmpy_pointer, type);
+    if (self) {
+        self->ptr = 0;
+        self->mem = NULL;
+        self->device_id = 0;
+    }
+    return (PyObject *)self;
+}
+
+static int
+pointer_init(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    gmpy_state *st = gmpy_state_of(op);
+    gmpy_pointer *self = (gmpy_pointer *)op;
+    PyObject *given[2];
+    gmpy_base_memory *mem;
+    ptrdiff_t offset;
+
+    if (gmpy_unpack_init(&pointer_signature, args, kwargs, given) < 0) {
+        return -1;
+    }
+    if (self->mem) {
+        PyErr_SetString(PyExc_TypeError, "a MemoryPointer is initialized once");
+        return -1;
+    }
+    if (!PyObject_TypeCheck(given[0], gmpy_type(st->BaseMemoryType))) {
+        PyErr_Format(PyExc_TypeError, "mem must be a BaseMemory, not %s",
+                     Py_TYPE(given[0])->tp_name);
+        return -1;
+    }
+    mem = (gmpy_base_memory *)given[0];
+    if (gmpy_as_offset(given[1], "offset", &offset) < 0 ||
+        address_add(mem->ptr, offset, &self->ptr) < 0) {
+        return -1;
+    }
+    self->mem = Py_NewRef(given[0]);
+    self->device_id = mem->device_id;
+    if (!is_leaf_memory(st, given[0]) && !PyObject_GC_IsTracked(op)) {
+        PyObject_GC_Track(op);
+    }
+    return 0;
+}
+
+/* ---- arithmetic ---- */
+
+/* A new pointer `offset` bytes from `self`. */
+static PyObject *
+pointer_moved(gmpy_state *st, PyObject *op, ptrdiff_t offset)
+{
+    gmpy_pointer *self = (gmpy_pointer *)op;
+    uintptr_t ptr;
+
+    if (!self->mem) {
+        PyErr_SetString(PyExc_ValueError, "the MemoryPointer was not initialized");
+        return NULL;
+    }
+    if (address_add(self->ptr, offset, &ptr) < 0) {
+        return NULL;
+    }
+    return gmpy_pointer_new(st, Py_NewRef(self->mem), ptr, self->device_id);
+}
+
+static int
+negate(ptrdiff_t *offset)
+{
+    if (*offset == PTRDIFF_MIN) {
+        PyErr_SetString(PyExc_OverflowError, "offset must be above -2**63");
+        return -1;
+    }
+    *offset = -*offset;
+    return 0;
+}
+
+/* The state behind whichever operand is a pointer; NULL, no exception, for neither. */
+static gmpy_state *
+operand_state(PyObject *op)
+{
+    PyObject *module = PyType_GetModuleByDef(Py_TYPE(op), &gmpy_module_def);
+
+    if (!module) {
+        PyErr_Clear();
+        return NULL;
+    }
+    return gmpy_state_of_module(module);
+}
+
+static PyObject *
+pointer_add(PyObject *a, PyObject *b)
+{
+    gmpy_state *st = operand_state(a);
+    PyObject *pointer = a;
+    PyObject *number = b;
+    ptrdiff_t offset;
+
+    if (!st || !gmpy_is_pointer(st, a)) {
+        st = operand_state(b);
+        pointer = b;
+        number = a;
+    }
+    if (!st || !gmpy_is_pointer(st, pointer) || !PyIndex_Check(number)) {
+        Py_RETURN_NOTIMPLEMENTED;
+    }
+    if (gmpy_as_offset(number, "offset", &offset) < 0) {
+        return NULL;
+    }
+    return pointer_moved(st, pointer, offset);
+}
+
+static PyObject *
+pointer_subtract(PyObject *a, PyObject *b)
+{
+    gmpy_state *st = operand_state(a);
+    ptrdiff_t offset;
+
+    if (!st || !gmpy_is_pointer(st, a) || !PyIndex_Check(b)) {
+        Py_RETURN_NOTIMPLEMENTED;
+    }
+    if (gmpy_as_offset(b, "offset", &offset) < 0 || negate(&offset) < 0) {
+        return NULL;
+    }
+    return pointer_moved(st, a, offset);
+}
+
+static PyObject *
+pointer_move(PyObject *self, ptrdiff_t offset)
+{
+    gmpy_pointer *p = (gmpy_pointer *)self;
+
+    return address_add(p->ptr, offset, &p->ptr) < 0 ? NULL : Py_NewRef(self);
+}
+
+static PyObject *
+pointer_inplace_add(PyObject *self, PyObject *number)
+{
+    ptrdiff_t offset;
+
+    if (gmpy_as_offset(number, "offset", &offset) < 0) {
+        return NULL;
+    }
+    return pointer_move(self, offset);
+}
+
+static PyObject *
+pointer_inplace_subtract(PyObject *self, PyObject *number)
+{
+    ptrdiff_t offset;
+
+    if (gmpy_as_offset(number, "offset", &offset) < 0 || negate(&offset) < 0) {
+        return NULL;
+    }
+    return pointer_move(self, offset);
+}
+
+static PyObject *
+pointer_int(PyObject *self)
+{
+    return PyLong_FromSize_t(((gmpy_pointer *)self)->ptr);
+}
+
+static PyObject *
+pointer_repr(PyObject *op)
+{
+    gmpy_pointer *self = (gmpy_pointer *)op;
+    PyObject *name = PyType_GetName(Py_TYPE(op));
+    PyObject *repr = NULL;
+
+    if (name) {
+        repr = PyUnicode_FromFormat("<%U %s device=%d mem=%R>", name,
+                                    gmpy_as_hex(self->ptr).text, self->device_id,
+                                    self->mem);
+        Py_DECREF(name);
+    }
+    return repr;
+}
+
+static PyObject *
+pointer_device(PyObject *self, void *Py_UNUSED(closure))
+{
+    return gmpy_device_new(gmpy_state_of(self), ((gmpy_pointer *)self)->device_id);
+}
+
+static PyMemberDef pointer_members[] = {
+    {"ptr", T_ULONGLONG, offsetof(gmpy_pointer, ptr), READONLY, "the address"},
+    {"mem", T_OBJECT_EX, offsetof(gmpy_pointer, mem), READONLY, "the BaseMemory"},
+    {"device_id", T_INT, offsetof(gmpy_pointer, device_id), READONLY,
+     "number of the device"},
+    {0},
+};
+
+static PyGetSetDef pointer_getset[] = {
+    {"device", pointer_device, NULL, "the Device the memory is on", NULL},
+    {0},
+};
+
+static PyType_Slot pointer_slots[] = {
+    {Py_tp_doc, (void *)pointer_doc},
+    {Py_tp_new, pointer_new},
+    {Py_tp_init, pointer_init},
+    {Py_tp_dealloc, pointer_dealloc},
+    {Py_tp_traverse, pointer_traverse},
+    {Py_tp_methods, gmpy_pointer_copy_methods},
+    {Py_tp_members, pointer_members},
+    {Py_tp_getset, pointer_getset},
+    {Py_tp_repr, pointer_repr},
+    {Py_nb_int, pointer_int},
+    {Py_nb_add, pointer_add},
+    {Py_nb_subtract, pointer_subtract},
+    {Py_nb_inplace_add, pointer_inplace_add},
+    {Py_nb_inplace_subtract, pointer_inplace_subtract},
+    {0, NULL},
+};
+
+static PyType_Spec pointer_spec = {
+    .name = "gpumem.MemoryPointer",
+    .basicsize = sizeof(gmpy_pointer),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
+             Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = pointer_slots,
+};
+
+int
+gmpy_pointer_init(PyObject *module, gmpy_state *st)
+{
+    st->MemoryPointerType = PyType_FromModuleAndSpec(module, &pointer_spec, NULL);
+    if (!st->MemoryPointerType) {
+        return -1;
+    }
+    return PyModule_AddObjectRef(module, "MemoryPointer", st->MemoryPointerType);
+}

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * MemoryPool: a SingleDeviceMemoryPool a device, made when memory of that device is
+ * first asked for. Every method acts on the pool of the calling thread's current
+ * device.
+ *
+ * Reading statistics makes no pool and touches no device.
+ *
+ * Cost: malloc adds one array access to the native pool's hit; with several devices
+ * also asking which one is current.
+ */
+#include "module.h"
+
+#include <structmember.h> // T_PYSSIZET
+
+typedef struct memory_pool {
+    gmpy_any_pool any;
+    PyObject *allocator; // base allocator, NULL for plain device memory
+    PyObject **pools;    // a SingleDeviceMemoryPool a device, NULL where not made
+    gm_pool **natives;   // theirs, borrowed
+    int device_count;    // length of both, 0 until first use
+    bool cleared;        // by the collector
+    PyObject *weakrefs;
+} memory_pool;
+
+PyDoc_STRVAR(
+    memory_pool_doc,
+    "MemoryPool(allocator=None)\n"
+    "--\n"
+    "\n"
+    "A memory pool for all devices.\n"
+    "\n"
+    "Keeps what is given back and serves later requests of the same stream from\n"
+    "it: the best fit, split to size. Set it as the allocator by\n"
+    "set_allocator(MemoryPool().malloc). Its methods are about the current\n"
+    "device. Safe to share between threads.\n"
+    "\n"
+    "Memory outlives its pool: what is in use when the pool dies stays valid and\n"
+    "goes back to the device when its last pointer does.\n"
+    "\n"
+    "Args:\n"
+    "    allocator (callable): what it takes memory from: called with a size in\n"
+    "        bytes, returns a MemoryPointer. The device's plain memory if None.\n"
+    "\n"
+    "Raises:\n"
+    "    TypeError: allocator is not callable.");
+
+/* ---- the pool of a device ---- */
+
+static int
+memory_pool_make_tables(memory_pool *self)
+{
+    size_t count = (size_t)self->any.st->device_count;
+
+    self->pools = PyMem_Calloc(count, sizeof(PyObject *));
+    self->natives = PyMem_Calloc(count, sizeof(gm_pool *));
+    if (!self->pools || !self->natives) {
+        PyMem_Free(self->pools);
+        PyMem_Free(self->natives);
+        self->pools = NULL;
+        self->natives = NULL;
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->device_count = (int)count;
+    return 0;
+}
+
+static int
+memory_pool_make(memory_pool *self, int device)
+{
+    PyObject *pool;
+
+    if (!self->pools && memory_pool_make_tables(self) < 0) {
+        return -1;
+    }
+    pool = gmpy_device_pool_new(self->any.st, device, self->allocator);
+    if (!pool) {
+        return -1;
+    }
+    if (self->pools[device]) { // made meanwhile by somebody else
+        Py_DECREF(pool);
+        return 0;
+    }
+    self->pools[device] = pool;
+    self->natives[device] = gmpy_device_pool_native(pool);
+    return 0;
+}
+
+static int
+memory_pool_find(gmpy_any_pool *any, bool make, gm_pool **out, int *device)
+{
+    memory_pool *self = (memory_pool *)any;
+    int result = 0;
+
+    if (self->cleared) {
+        PyErr_SetString(PyExc_RuntimeError, "the pool was collected as garbage");
+        return -1;
+    }
+    if (!gmpy_backend(any->st)) {
+        return -1;
+    }
+    *device = gmpy_current_device(any->st);
+    if (*device < 0) {
+        return -1;
+    }
+    Py_BEGIN_CRITICAL_SECTION(self);
+    if (make && !(self->natives && self->natives[*device])) {
+        result = memory_pool_make(self, *device);
+    }
+    if (result == 0 && self->natives && self->natives[*device]) {
+        *out = self->natives[*device];
+        result = 1;
+    }
+    Py_END_CRITICAL_SECTION();
+    return result;
+}
+
+/* ---- life ---- */
+
+static PyObject *
+memory_pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static const gmpy_signature signature = {"MemoryPool", 1, 0, 1, {"allocator"}};
+    PyObject *module = PyType_GetModuleByDef(type, &gmpy_module_def);
+    gmpy_state *st = module ? gmpy_state_of_module(module) : NULL;
+    PyObject *given[1];
+    PyObject *callable;
+    memory_pool *self;
+
+    if (!st || gmpy_unpack_init(&signature, args, kwargs, given) < 0 ||
+        gmpy_as_base_allocator(st, given[0], &callable) < 0) {
+        return NULL;
+    }
+    self = (memory_pool *)type->tp_alloc(type, 0);
+    if (self) {
+        self->any.st = st;
+        self->any.find = memory_pool_find;
+        self->allocator = Py_XNewRef(callable);
+    }
+    return (PyObject *)self;
+}
+
+static int
+memory_pool_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    memory_pool *self = (memory_pool *)op;
+
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->allocator);
+    for (int i = 0; i < self->device_count; i++) {
+        Py_VISIT(self->pools[i]);
+    }
+    return 0;
+}
+
+static int
+memory_pool_clear(PyObject *op)
+{
+    memory_pool *self = (memory_pool *)op;
+
+    self->cleared = true;
+    for (int i = 0; i < self->device_count; i++) {
+        self->natives[i] = NULL;
+        Py_CLEAR(self->pools[i]);
+    }
+    Py_CLEAR(self->allocator);
+    return 0;
+}
+
+static void
+memory_pool_dealloc(PyObject *op)
+{
+    memory_pool *self = (memory_pool *)op;
+    PyTypeObject *type = Py_TYPE(op);
+
+    PyObject_GC_UnTrack(op);
+    if (self->weakrefs) {
+        PyObject_ClearWeakRefs(op);
+    }
+    (void)memory_pool_clear(op);
+    PyMem_Free(self->pools);
+    PyMem_Free(self->natives);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+/* ---- malloc ---- */
+
+PyDoc_STRVAR(
+    malloc_doc,
+    "malloc($self, size)\n"
+    "--\n"
+    "\n"
+    "Allocates memory of the current device for use on the current stream.\n"
+    "\n"
+    "Args:\n"
+    "    size (int): bytes; 0 gives a null pointer.\n"
+    "\n"
+    "Returns:\n"
+    "    MemoryPointer: to the start of the memory, which goes back to the pool\n"
+    "    when the last pointer into it dies.\n"
+    "\n"
+    "Raises:\n"
+    "    OutOfMemoryError: there is no memory, or the limit does not allow it,\n"
+    "        after everything idle was given back and garbage was collected.\n"
+    "    OverflowError: size is negative or above 2**64-1.\n"
+    "    TypeError: size is not an integer.\n"
+    "    CUDARuntimeError: the device refused for another reason.");
+
+PyObject *
+gmpy_memory_pool_malloc(PyObject *op, PyObject *arg)
+{
+    memory_pool *self = (memory_pool *)op;
+    gmpy_state *st = self->any.st;
+    gm_pool *pool;
+    size_t size;
+    int device;
+
+    if (gmpy_as_size(arg, "size", &size) < 0) {
+        return NULL;
+    }
+#ifndef Py_GIL_DISABLED
+    device = gmpy_current_device(st);
+    if (GM_LIKELY(device >= 0 && device < self->device_count &&
+                  self->natives[device])) {
+        return gmpy_pool_malloc(st, self->natives[device], device, size);
+    }
+    if (device < 0) {
+        return NULL;
+    }
+#endif
+    if (memory_pool_find(&self->any, true, &pool, &device) < 0) {
+        return NULL;
+    }
+    return gmpy_pool_malloc(st, pool, device, size);
+}
+
+static PyObject *
+memory_pool_malloc(PyObject *self,
+                   PyObject *const *args,
+                   Py_ssize_t nargs,
+                   PyObject *kwnames)
+{
+    static const gmpy_signature signature = {"malloc", 1, 1, 1, {"size"}};
+    PyObject *given[1];
+
+    if (GM_LIKELY(nargs == 1 && !kwnames)) {
+        return gmpy_memory_pool_malloc(self, args[0]);
+    }
+    return gmpy_unpack(&signature, args, nargs, kwnames, given) < 0
+               ? NULL
+               : gmpy_memory_pool_malloc(self, given[0]);
+}
+
+bool
+gmpy_is_pool_malloc(gmpy_state *st, PyObject *callable, PyObject **pool)
+{
+    if (!PyCFunction_CheckExact(callable) ||
+        PyCFunction_GET_FUNCTION(callable) !=
+            (PyCFunction)(void (*)(void))memory_pool_malloc) {
+        return false;
+    }
+    *pool = PyCFunction_GET_SELF(callable);
+    return ((gmpy_any_pool *)*pool)->st == st;
+}
+
+static PyMethodDef memory_pool_methods[] = {
+    {"malloc", (PyCFunction)(void (*)(void))memory_pool_malloc,
+     METH_FASTCALL | METH_KEYWORDS, malloc_doc},
+    {0},
+};
+
+static PyMemberDef memory_pool_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(memory_pool, weakrefs), READONLY, NULL},
+    {0},
+};
+
+static PyType_Slot memory_pool_slots[] = {
+    {Py_tp_doc, (void *)memory_pool_doc}, {Py_tp_new, memory_pool_new},
+    {Py_tp_dealloc, memory_pool_dealloc}, {Py_tp_traverse, memory_pool_traverse},
+    {Py_tp_clear, memory_pool_clear},     {Py_tp_methods, memory_pool_methods},
+    {Py_tp_members, memory_pool_members}, {0, NULL},
+};
+
+static PyType_Spec memory_pool_spec = {
+    .name = "gpumem.MemoryPool",
+    .basicsize = sizeof(memory_pool),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
+             Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = memory_pool_slots,
+};
+
+int
+gmpy_memory_pool_init(PyObject *module, gmpy_state *st)
+{
+    st->MemoryPoolType =
+        PyType_FromModuleAndSpec(module, &memory_pool_spec, st->BasePoolType);
+    if (!st->MemoryPoolType) {
+        return -1;
+    }
+    return PyModule_AddObjectRef(module, "MemoryPool", st->MemoryPoolType);
+}

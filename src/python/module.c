@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The module gpumem._core: its state, its types, its end.
+ *
+ * Importing touches no device: the backend is opened at first use (runtime.c). The
+ * module declares that it does not support more than one interpreter, because attaching
+ * from the core's callbacks goes through the main one.
+ */
+#include "module.h"
+
+#include "core/gm_process.h" // gm_process_exit
+
+gmpy_state *
+gmpy_state_of(PyObject *self)
+{
+    PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &gmpy_module_def);
+
+    GM_ASSERT(module); // only called on instances of our types
+    return gmpy_state_of_module(module);
+}
+
+PyDoc_STRVAR(
+    at_exit_doc,
+    "_at_exit()\n"
+    "--\n"
+    "\n"
+    "From now on objects that die leave their memory to the end of the process.");
+
+static PyObject *
+module_at_exit(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+    gm_process_exit();
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"_at_exit", module_at_exit, METH_NOARGS, at_exit_doc},
+    {0},
+};
+
+/* Has the interpreter call _at_exit when it ends. */
+static int
+register_exit(PyObject *module)
+{
+    PyObject *function = PyObject_GetAttrString(module, "_at_exit");
+    PyObject *atexit = function ? PyImport_ImportModule("atexit") : NULL;
+    PyObject *done =
+        atexit ? PyObject_CallMethod(atexit, "register", "O", function) : NULL;
+    int result = done ? 0 : -1;
+
+    Py_XDECREF(done);
+    Py_XDECREF(atexit);
+    Py_XDECREF(function);
+    return result;
+}
+
+static int
+module_exec(PyObject *module)
+{
+    gmpy_state *st = gmpy_state_of_module(module);
+    PyMethodDef *const tables[] = {
+        module_methods,         gmpy_runtime_methods, gmpy_memory_methods,
+        gmpy_allocator_methods, gmpy_device_methods,  gmpy_stream_methods,
+        gmpy_event_methods,     gmpy_testing_methods,
+    };
+    int (*const inits[])(PyObject *, gmpy_state *) = {
+        gmpy_errors_init,        gmpy_thread_init,      gmpy_device_init,
+        gmpy_stream_init,        gmpy_event_init,       gmpy_memory_init,
+        gmpy_pooled_memory_init, gmpy_pointer_init,     gmpy_base_pool_init,
+        gmpy_device_pool_init,   gmpy_memory_pool_init,
+    };
+
+    for (size_t i = 0; i < sizeof(tables) / sizeof(*tables); i++) {
+        if (PyModule_AddFunctions(module, tables[i]) < 0) {
+            return -1;
+        }
+    }
+    for (size_t i = 0; i < sizeof(inits) / sizeof(*inits); i++) {
+        if (inits[i](module, st) < 0) {
+            return -1;
+        }
+    }
+    st->raw_malloc = PyObject_GetAttrString(module, "malloc");
+    if (!st->raw_malloc) {
+        return -1;
+    }
+    st->allocator = Py_NewRef(st->raw_malloc);
+    return register_exit(module);
+}
+
+static int
+module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    gmpy_state *st = gmpy_state_of_module(module);
+
+#define VISIT(name) Py_VISIT(st->name);
+    GMPY_STATE_OBJECTS(VISIT)
+#undef VISIT
+    return 0;
+}
+
+static void
+freelist_clear(gmpy_freelist *list, void (*release)(void *))
+{
+    while (list->count > 0) {
+        release(list->items[--list->count]);
+    }
+}
+
+static int
+module_clear(PyObject *module)
+{
+    gmpy_state *st = gmpy_state_of_module(module);
+
+#define CLEAR(name) Py_CLEAR(st->name);
+    GMPY_STATE_OBJECTS(CLEAR)
+#undef CLEAR
+    freelist_clear(&st->pointers, PyObject_GC_Del);
+    freelist_clear(&st->handles, PyObject_Free);
+    return 0;
+}
+
+/* The backend stays open: memory that is still out, and whoever looks at the simulated
+ * device's ledger afterwards, need it until the process ends. */
+static void
+module_free(void *module)
+{
+    (void)module_clear(module);
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+PyDoc_STRVAR(module_doc,
+             "The compiled part of gpumem. Use the names of gpumem instead.");
+
+PyModuleDef gmpy_module_def = {
+    PyModuleDef_HEAD_INIT,   .m_name = "gpumem._core",
+    .m_doc = module_doc,     .m_size = sizeof(gmpy_state),
+    .m_slots = module_slots, .m_traverse = module_traverse,
+    .m_clear = module_clear, .m_free = module_free,
+};
+
+PyMODINIT_FUNC PyInit__core(void);
+
+PyMODINIT_FUNC
+PyInit__core(void)
+{
+    return PyModuleDef_Init(&gmpy_module_def);
+}

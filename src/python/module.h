@@ -1,0 +1,468 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The binding's shared declarations: the module state, the object structs that more
+ * than one file needs, and the helpers of each file under its name.
+ *
+ * All mutable state lives in the module state, but for the per-thread settings
+ * (thread.c) and what belongs to the process (core/gm_process.h).
+ *
+ * References: MemoryPointer -> BaseMemory (Python reference); PooledMemory -> block ->
+ * native pool (the block keeps it); SingleDeviceMemoryPool -> native pool (its owner,
+ * who closes it). Nothing points back with a strong reference.
+ */
+#ifndef GMPY_MODULE_H
+#define GMPY_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "compat.h"
+#include "core/gm_backend.h"
+#include "core/gm_pool.h"
+
+/* Every object the module state owns: name, then what it is. One list for the fields,
+ * the visit and the clear. */
+#define GMPY_STATE_OBJECTS(X)                                                          \
+    X(BaseMemoryType)                                                                  \
+    X(MemoryType)                                                                      \
+    X(PooledMemoryType)                                                                \
+    X(MemoryPointerType)                                                               \
+    X(BasePoolType)                                                                    \
+    X(SingleDeviceMemoryPoolType)                                                      \
+    X(MemoryPoolType)                                                                  \
+    X(DeviceType)                                                                      \
+    X(BaseStreamType)                                                                  \
+    X(StreamType)                                                                      \
+    X(ExternalStreamType)                                                              \
+    X(EventType)                                                                       \
+    X(ThreadSettingsType)                                                              \
+    X(OutOfMemoryError)                                                                \
+    X(CUDARuntimeError)                                                                \
+    X(null_stream)                                                                     \
+    X(ptds_stream)                                                                     \
+    X(raw_malloc) /* the function gpumem.malloc */                                     \
+    X(allocator)  /* the global allocator, a callable */
+
+/* Dead objects of one exact type, kept for the next one. Unused where threads run
+ * without the interpreter lock. */
+enum {
+    GMPY_FREELIST_SIZE = 128,
+};
+typedef struct gmpy_freelist {
+    int count;
+    PyObject *items[GMPY_FREELIST_SIZE];
+} gmpy_freelist;
+
+typedef struct gmpy_state {
+#define GMPY_STATE_FIELD(name) PyObject *name;
+    GMPY_STATE_OBJECTS(GMPY_STATE_FIELD)
+#undef GMPY_STATE_FIELD
+    const gm_backend *backend; // NULL until first use
+    gm_backend *sim;           // NULL unless the simulated device is in use
+    gm_backend *fault;         // the wrapper around it that injects failures
+    int device_count;          // 0 until first use
+    gmpy_freelist pointers;    // MemoryPointer objects for reuse
+    gmpy_freelist handles;     // PooledMemory objects for reuse
+#ifdef Py_GIL_DISABLED
+    PyMutex allocator_lock; // guards `allocator`
+#endif
+} gmpy_state;
+
+extern PyModuleDef gmpy_module_def;
+
+/* The state behind an instance of one of our types or of a subclass. */
+gmpy_state *gmpy_state_of(PyObject *self);
+
+static inline gmpy_state *
+gmpy_state_of_module(PyObject *module)
+{
+    return (gmpy_state *)PyModule_GetState(module);
+}
+
+static inline PyTypeObject *
+gmpy_type(PyObject *type)
+{
+    return (PyTypeObject *)type;
+}
+
+/* The text of an address. A struct, so that a call's argument can hold it:
+ * PyUnicode_FromFormat knows no hexadecimal size_t before 3.12. */
+typedef struct gmpy_hex {
+    char text[sizeof "0x0123456789abcdef"];
+} gmpy_hex;
+
+static inline gmpy_hex
+gmpy_as_hex(uintptr_t address)
+{
+    gmpy_hex hex;
+
+    PyOS_snprintf(hex.text, sizeof hex.text, "0x%zx", (size_t)address);
+    return hex;
+}
+
+/* ---- errors.c ---- */
+
+int gmpy_errors_init(PyObject *module, gmpy_state *st);
+
+/* Raises for a failed status; `what` names the operation. Always returns NULL. A status
+ * of GM_ERR_CALLBACK means that the exception is set already. */
+PyObject *gmpy_raise(gmpy_state *st, gm_status status, const char *what);
+
+/* Raises OutOfMemoryError. `size` is what was wanted, `total` what is held, `limit` 0
+ * for none. Always returns NULL. */
+PyObject *
+gmpy_raise_out_of_memory(gmpy_state *st, size_t size, size_t total, size_t limit);
+
+/* True when the pending exception says that memory ran out. */
+bool gmpy_error_is_shortage(gmpy_state *st);
+
+/* Reports a failure inside a destructor: to sys.unraisablehook, never raised. */
+void gmpy_unraisable(gmpy_state *st, gm_status status, const char *what);
+
+/* ---- args.c ---- */
+
+/* Names of a function's parameters. The first `required` must be given; those from
+ * `positional` on by keyword only. */
+typedef struct gmpy_signature {
+    const char *function;
+    int count;
+    int required;
+    int positional;
+    const char *names[6];
+} gmpy_signature;
+
+/* Spreads a vectorcall's arguments over `out` (signature->count slots, NULL where not
+ * given). 0, or -1 with TypeError. Borrowed references. */
+int gmpy_unpack(const gmpy_signature *signature,
+                PyObject *const *args,
+                Py_ssize_t nargs,
+                PyObject *kwnames,
+                PyObject **out);
+
+/* The same for tp_init. */
+int gmpy_unpack_init(const gmpy_signature *signature,
+                     PyObject *args,
+                     PyObject *kwargs,
+                     PyObject **out);
+
+/* Integers by __index__: floats are a TypeError, what does not fit an OverflowError
+ * that names the parameter and the value. 0 or -1. */
+int gmpy_as_size(PyObject *arg, const char *name, size_t *out);
+int gmpy_as_offset(PyObject *arg, const char *name, ptrdiff_t *out);
+int gmpy_as_address(PyObject *arg, const char *name, uintptr_t *out);
+int gmpy_as_int(PyObject *arg, const char *name, int *out);
+
+/* The truth of a flag; NULL, not given, is false. 0 or -1. */
+static inline int
+gmpy_as_flag(PyObject *arg, bool *out)
+{
+    int truth = arg ? PyObject_IsTrue(arg) : 0;
+
+    *out = truth > 0;
+    return truth < 0 ? -1 : 0;
+}
+
+/* ---- runtime.c ---- */
+
+/* The backend, chosen and opened at first use. NULL with an exception. */
+const gm_backend *gmpy_open_backend(gmpy_state *st);
+
+static inline const gm_backend *
+gmpy_backend(gmpy_state *st)
+{
+    return GM_LIKELY(st->backend != NULL) ? st->backend : gmpy_open_backend(st);
+}
+
+/* The calling thread's current device. -1 with an exception. */
+int gmpy_current_device_slow(gmpy_state *st);
+
+static inline int
+gmpy_current_device(gmpy_state *st)
+{
+    return GM_LIKELY(st->device_count == 1) ? 0 : gmpy_current_device_slow(st);
+}
+
+/* A device number from an int or Device; ValueError when there is none such. */
+int gmpy_as_device(gmpy_state *st, PyObject *arg, int *out);
+
+extern PyMethodDef gmpy_runtime_methods[];
+
+/* ---- thread.c ---- */
+
+/* What is current for the calling thread on one device. */
+typedef struct gmpy_current {
+    gm_stream handle;
+    gm_stream_key key;
+    PyObject *stream; // a BaseStream; NULL: the default stream
+} gmpy_current;
+
+/* The calling thread's settings; all NULL until the thread changes one. Owned by an
+ * object in the thread's state dictionary. */
+typedef struct gmpy_thread {
+    gmpy_current *currents; // one a device
+    PyObject *allocator;    // the scoped allocator, borrowed
+    PyObject *settings;     // the object that owns all this, borrowed
+} gmpy_thread;
+
+extern _Thread_local gmpy_thread gmpy_this_thread;
+
+int gmpy_thread_init(PyObject *module, gmpy_state *st);
+
+static inline gm_stream_key
+gmpy_current_key(int device)
+{
+    const gmpy_current *currents = gmpy_this_thread.currents;
+
+    return currents ? currents[device].key : GM_STREAM_KEY_DEFAULT;
+}
+
+static inline gm_stream
+gmpy_current_handle(int device)
+{
+    const gmpy_current *currents = gmpy_this_thread.currents;
+
+    return currents ? currents[device].handle : GM_STREAM_NULL;
+}
+
+/* The stream object current on `device`: new reference. */
+PyObject *gmpy_current_stream(gmpy_state *st, int device);
+
+/* Makes `stream` (a BaseStream) current on `device`. 0 or -1. */
+int gmpy_set_current_stream(gmpy_state *st, int device, PyObject *stream);
+
+/* push remembers what is current on `device` and makes `stream` current, pop goes back;
+ * for pops in another order see thread.c. 0 or -1; pop: RuntimeError where this thread
+ * did not push it. */
+int gmpy_push_stream(gmpy_state *st, int device, PyObject *stream);
+int gmpy_pop_stream(PyObject *stream);
+
+/* The same with the current device, where `entered` is the Device of the `with`. */
+int gmpy_push_device(gmpy_state *st, int device, PyObject *entered);
+int gmpy_pop_device(gmpy_state *st, PyObject *entered);
+
+/* Sets the calling thread's scoped allocator; NULL for none. 0 or -1. */
+int gmpy_set_thread_allocator(gmpy_state *st, PyObject *allocator);
+
+/* ---- memory.c ---- */
+
+typedef struct gmpy_base_memory {
+    PyObject_HEAD
+    uintptr_t ptr;
+    size_t size;
+    int device_id;
+    uint32_t generation; // PooledMemory's; here because there is room
+} gmpy_base_memory;
+
+int gmpy_memory_init(PyObject *module, gmpy_state *st);
+
+/* A Memory of `size` bytes on the current device: new reference. */
+PyObject *gmpy_memory_new(gmpy_state *st, size_t size);
+
+extern PyMethodDef gmpy_memory_methods[];
+
+/* ---- pooled_memory.c ---- */
+
+typedef struct gmpy_pooled_memory {
+    gmpy_base_memory base;
+    gm_block *block; // NULL once given back
+    gm_pool *pool;   // valid while block is not NULL
+} gmpy_pooled_memory;
+
+int gmpy_pooled_memory_init(PyObject *module, gmpy_state *st);
+
+/* The handle of a block just handed out, which it takes over; on failure the block has
+ * gone back to the pool. New reference. */
+PyObject *gmpy_pooled_memory_new(gmpy_state *st, gm_pool *pool, gm_block *block);
+
+/* ---- memory_pointer.c ---- */
+
+typedef struct gmpy_pointer {
+    PyObject_HEAD
+    uintptr_t ptr;
+    PyObject *mem; // a BaseMemory
+    int device_id;
+} gmpy_pointer;
+
+int gmpy_pointer_init(PyObject *module, gmpy_state *st);
+
+/* A MemoryPointer into `mem`, whose reference it takes over also on failure. */
+PyObject *gmpy_pointer_new(gmpy_state *st, PyObject *mem, uintptr_t ptr, int device_id);
+
+static inline bool
+gmpy_is_pointer(gmpy_state *st, PyObject *op)
+{
+    return PyObject_TypeCheck(op, gmpy_type(st->MemoryPointerType));
+}
+
+/* ---- pointer_copy.c ---- */
+
+/* The copy and fill methods of MemoryPointer. */
+extern PyMethodDef gmpy_pointer_copy_methods[];
+
+/* ---- upstream.c ---- */
+
+/* What the native pools of the binding carry as their user word, and the context of
+ * their upstream. Lives as long as the native pool. */
+typedef struct gmpy_upstream gmpy_upstream;
+struct gmpy_upstream {
+    gmpy_state *st;
+    PyObject *module;          // keeps st alive
+    PyObject *callable;        // NULL: the device's plain memory
+    struct gmpy_owner *owners; // what the callable's segments keep alive
+    Py_ssize_t handles;        // PooledMemory objects out and requests under way
+    PyObject *object;          // the SingleDeviceMemoryPool, borrowed; NULL when gone
+};
+
+/* A native pool on `device` over `callable`, or over plain device memory with NULL.
+ * `module` is kept alive. 0, or -1 with an exception. */
+int gmpy_pool_new(
+    gmpy_state *st, PyObject *module, int device, PyObject *callable, gm_pool **out);
+
+static inline gmpy_upstream *
+gmpy_upstream_of(gm_pool *pool)
+{
+    return (gmpy_upstream *)gm_pool_user(pool);
+}
+
+/* One handle more or less, before the pool could go. Counted while attached to the
+ * interpreter, so that the collector sees a steady number. */
+static inline void
+gmpy_upstream_count(gm_pool *pool, Py_ssize_t change)
+{
+#ifdef Py_GIL_DISABLED
+    __atomic_fetch_add(&gmpy_upstream_of(pool)->handles, change, __ATOMIC_RELAXED);
+#else
+    gmpy_upstream_of(pool)->handles += change;
+#endif
+}
+
+/* Visits what the callable's cached segments keep alive and the callable itself; for a
+ * pool object's traverse, when nothing else holds them. */
+int gmpy_upstream_traverse(gmpy_upstream *up, visitproc visit, void *arg);
+
+/* ---- base_pool.c, device_pool.c, memory_pool.c ---- */
+
+/* What both pool types begin with: their common base type has the methods. */
+typedef struct gmpy_any_pool gmpy_any_pool;
+struct gmpy_any_pool {
+    PyObject_HEAD
+    gmpy_state *st;
+    /* The native pool a method is about: 1, *out and *device are set; 0, there is none
+     * yet and `make` is false, *device is set; -1 with an exception. */
+    int (*find)(gmpy_any_pool *self, bool make, gm_pool **out, int *device);
+};
+
+int gmpy_base_pool_init(PyObject *module, gmpy_state *st);
+
+/* Allocates through a native pool for the calling thread's current stream. A
+ * MemoryPointer: new reference. The caller keeps the pool alive. */
+PyObject *gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size);
+
+/* What a pool's `allocator` argument means: *out is a borrowed callable, or NULL for
+ * plain device memory. 0, or -1 with TypeError. */
+int gmpy_as_base_allocator(gmpy_state *st, PyObject *arg, PyObject **out);
+
+int gmpy_device_pool_init(PyObject *module, gmpy_state *st);
+int gmpy_memory_pool_init(PyObject *module, gmpy_state *st);
+
+/* A SingleDeviceMemoryPool on `device`: new reference. `callable` NULL: plain memory.
+ */
+PyObject *gmpy_device_pool_new(gmpy_state *st, int device, PyObject *callable);
+
+/* Its native pool: borrowed, NULL once the collector cleared it. */
+gm_pool *gmpy_device_pool_native(PyObject *pool);
+
+/* True for the bound malloc of a MemoryPool; *pool is that pool, borrowed. */
+bool gmpy_is_pool_malloc(gmpy_state *st, PyObject *callable, PyObject **pool);
+
+/* MemoryPool.malloc. */
+PyObject *gmpy_memory_pool_malloc(PyObject *pool, PyObject *size);
+
+/* ---- allocator.c ---- */
+
+extern PyMethodDef gmpy_allocator_methods[];
+
+/* ---- device.c ---- */
+
+int gmpy_device_init(PyObject *module, gmpy_state *st);
+PyObject *gmpy_device_new(gmpy_state *st, int device);
+
+/* Makes `device`, which exists, current for the calling thread. 0 or -1. */
+int gmpy_use_device(gmpy_state *st, int device);
+extern PyMethodDef gmpy_device_methods[];
+
+/* ---- stream.c ---- */
+
+typedef struct gmpy_stream {
+    PyObject_HEAD
+    gm_stream handle;
+    gm_stream_key key; // of the per-thread stream: see gmpy_stream_key
+    int device_id;     // -1: whichever is current
+    bool ready;        // __init__ ran
+    bool owned;        // destroyed with the object
+    bool non_blocking;
+    PyObject *weakrefs;
+} gmpy_stream;
+
+int gmpy_stream_init(PyObject *module, gmpy_state *st);
+extern PyMethodDef gmpy_stream_methods[];
+
+static inline bool
+gmpy_is_stream(gmpy_state *st, PyObject *op)
+{
+    return PyObject_TypeCheck(op, gmpy_type(st->BaseStreamType));
+}
+
+/* ---- stream_arg.c ---- */
+
+/* The arena key of a stream object for the calling thread. 0 or -1. */
+int gmpy_stream_key(gmpy_state *st, PyObject *stream, gm_stream_key *out);
+
+/* The handle of a `stream` argument: NULL or None is the current stream, otherwise a
+ * stream of ours or an object whose `ptr` is a native handle. 0 or -1. */
+int gmpy_as_stream(gmpy_state *st, PyObject *arg, gm_stream *out);
+
+/* The arena key of a `stream` argument that is given. 0 or -1. */
+int gmpy_as_stream_key(gmpy_state *st, PyObject *arg, gm_stream_key *out);
+
+/* The native handle of somebody else's stream or event (`what`): an object with an
+ * integer `ptr`. 0, or -1 with TypeError. */
+int gmpy_as_foreign(PyObject *arg, const char *what, uintptr_t *out);
+
+/* The arena key of a native handle for the calling thread. 0 or -1. */
+int gmpy_ask_stream_key(gmpy_state *st, gm_stream handle, gm_stream_key *out);
+
+/* A `device_id` argument: -1, also for NULL, stays -1; the rest has to exist. 0 or -1.
+ */
+int gmpy_as_device_id(gmpy_state *st, PyObject *arg, int *out);
+
+/* ---- stream_make.c ---- */
+
+/* The types derived from BaseStream; for gmpy_stream_init. */
+int gmpy_stream_make_init(PyObject *module, gmpy_state *st);
+
+/* ---- event.c ---- */
+
+typedef struct gmpy_event {
+    PyObject_HEAD
+    gm_event handle;
+    int device_id;
+    bool ready; // __init__ ran
+    PyObject *weakrefs;
+} gmpy_event;
+
+int gmpy_event_init(PyObject *module, gmpy_state *st);
+
+/* An Event of `device`: new reference. */
+PyObject *gmpy_event_new(gmpy_state *st, int device, unsigned flags);
+
+/* The handle of an event of ours or of an object whose `ptr` is a native handle. 0, or
+ * -1 with TypeError. */
+int gmpy_as_event(gmpy_state *st, PyObject *arg, gm_event *out);
+extern PyMethodDef gmpy_event_methods[];
+
+/* ---- testing.c ---- */
+
+extern PyMethodDef gmpy_testing_methods[];
+
+#endif

@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * MemoryPointer's copies and fills.
+ *
+ * The plain forms return when the destination holds the bytes; the _async forms queue
+ * on a stream, the current one unless another is given. All device calls run without
+ * the interpreter. A size of 0 touches neither device nor pointers. A range that leaves
+ * the memory it starts in is a ValueError, before any device call.
+ *
+ * The host's side is an address (int), a ctypes pointer with a `value`, or an object
+ * with the buffer protocol; a buffer's length is checked too.
+ */
+#include "module.h"
+
+/* ---- ranges ---- */
+
+/* 0 when `size` bytes from the pointer lie inside its memory, else -1, ValueError. */
+static int
+check_range(const gmpy_pointer *pointer, size_t size)
+{
+    const gmpy_base_memory *mem = (const gmpy_base_memory *)pointer->mem;
+    size_t start;
+
+    if (!mem || !mem->ptr) {
+        PyErr_SetString(PyExc_ValueError,
+                        mem && mem->size ? "the memory was given back"
+                                         : "there is no memory behind the pointer");
+        return -1;
+    }
+    start = pointer->ptr - mem->ptr; // wraps, and so fails below, before the start
+    if (start > mem->size || size > mem->size - start) {
+        PyErr_Format(PyExc_ValueError,
+                     "%zu bytes at offset %zd do not fit the memory of %zu bytes", size,
+                     (Py_ssize_t)start, mem->size);
+        return -1;
+    }
+    return 0;
+}
+
+/* The host's side of a copy. */
+typedef struct host_range {
+    uintptr_t address;
+    Py_buffer buffer; // obj is NULL where no buffer is held
+} host_range;
+
+static void
+host_range_fini(host_range *range)
+{
+    PyBuffer_Release(&range->buffer); // does nothing where none is held
+}
+
+static int
+host_range_from_buffer(PyObject *arg, size_t size, bool writable, host_range *out)
+{
+    int flags = writable ? PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS : PyBUF_C_CONTIGUOUS;
+
+    if (PyObject_GetBuffer(arg, &out->buffer, flags) < 0) {
+        return -1;
+    }
+    if ((size_t)out->buffer.len < size) {
+        PyErr_Format(PyExc_ValueError,
+                     "%zu bytes do not fit the host buffer of %zd bytes", size,
+                     out->buffer.len);
+        host_range_fini(out);
+        return -1;
+    }
+    out->address = (uintptr_t)out->buffer.buf;
+    return 0;
+}
+
+static int
+host_range_init(PyObject *arg, size_t size, bool writable, host_range *out)
+{
+    PyObject *value;
+    int result;
+
+    *out = (host_range){0};
+    if (PyIndex_Check(arg)) {
+        return gmpy_as_address(arg, "mem", &out->address);
+    }
+    value = PyObject_GetAttrString(arg, "value"); // before the buffer: ctypes has both
+    if (!value) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            return -1;
+        }
+        PyErr_Clear();
+        if (PyObject_CheckBuffer(arg)) {
+            return host_range_from_buffer(arg, size, writable, out);
+        }
+        PyErr_Format(PyExc_TypeError,
+                     "mem must be an address, a ctypes pointer or a buffer, not %s",
+                     Py_TYPE(arg)->tp_name);
+        return -1;
+    }
+    if (value == Py_None) {
+        PyErr_SetString(PyExc_TypeError, "mem is a null pointer");
+        result = -1;
+    }
+    else if (PyIndex_Check(value)) {
+        result = gmpy_as_address(value, "mem.value", &out->address);
+    }
+    else {
+        result = host_range_from_buffer(arg, size, writable, out);
+    }
+    Py_DECREF(value);
+    return result;
+}
+
+/* ---- doing it ---- */
+
+/* One copy or fill, ready to run. */
+typedef struct transfer {
+    gmpy_state *st;
+    const gm_backend *backend;
+    uintptr_t dst;
+    uintptr_t src;
+    size_t size;
+    gm_copy_kind kind;
+    int dst_device; // of a copy between devices, else both are 0
+    int src_device;
+    bool async;
+    gm_stream stream;
+} transfer;
+
+static gm_status
+transfer_run(const transfer *t)
+{
+    const gm_backend *b = t->backend;
+
+    if (t->dst_device != t->src_device) {
+        return t->async ? gm_backend_copy_peer_async(b, t->dst, t->dst_device, t->src,
+                                                     t->src_device, t->size, t->stream)
+                        : gm_backend_copy_peer(b, t->dst, t->dst_device, t->src,
+                                               t->src_device, t->size);
+    }
+    return t->async
+               ? gm_backend_copy_async(b, t->dst, t->src, t->size, t->kind, t->stream)
+               : gm_backend_copy(b, t->dst, t->src, t->size, t->kind);
+}
+
+static PyObject *
+finish(gmpy_state *st, gm_status status, const char *what)
+{
+    if (status != GM_OK) {
+        return gmpy_raise(st, status, what);
+    }
+    Py_RETURN_NONE;
+}
+
+/* Fills in what every transfer of a method needs. `stream` is the argument of the async
+ * form, ignored in the other. */
+static int
+transfer_init(transfer *t, PyObject *self, bool async, PyObject *stream)
+{
+    *t = (transfer){.st = gmpy_state_of(self), .async = async};
+    t->backend = gmpy_backend(t->st);
+    if (!t->backend) {
+        return -1;
+    }
+    return async ? gmpy_as_stream(t->st, stream, &t->stream) : 0;
+}
+
+static PyObject *
+copy_from_device(
+    PyObject *op, PyObject *source, size_t size, bool async, PyObject *stream)
+{
+    const gmpy_pointer *self = (const gmpy_pointer *)op;
+    const gmpy_pointer *src = (const gmpy_pointer *)source;
+    gm_status status;
+    transfer t;
+
+    if (transfer_init(&t, op, async, stream) < 0) {
+        return NULL;
+    }
+    if (!gmpy_is_pointer(t.st, source)) {
+        return PyErr_Format(PyExc_TypeError, "src must be a MemoryPointer, not %s",
+                            Py_TYPE(source)->tp_name);
+    }
+    if (size == 0) {
+        Py_RETURN_NONE;
+    }
+    if (check_range(self, size) < 0 || check_range(src, size) < 0) {
+        return NULL;
+    }
+    t.dst = self->ptr;
+    t.src = src->ptr;
+    t.size = size;
+    t.kind = GM_COPY_DEVICE_TO_DEVICE;
+    t.dst_device = self->device_id;
+    t.src_device = src->device_id;
+    Py_BEGIN_ALLOW_THREADS
+    status = transfer_run(&t);
+    Py_END_ALLOW_THREADS
+    return finish(t.st, status, "copying from device memory");
+}
+
+static PyObject *
+copy_host(PyObject *op,
+          PyObject *mem,
+          size_t size,
+          gm_copy_kind kind,
+          bool async,
+          PyObject *stream)
+{
+    const gmpy_pointer *self = (const gmpy_pointer *)op;
+    bool to_host = kind == GM_COPY_DEVICE_TO_HOST;
+    host_range host;
+    gm_status status;
+    transfer t;
+
+    if (transfer_init(&t, op, async, stream) < 0) {
+        return NULL;
+    }
+    if (size == 0) {
+        Py_RETURN_NONE;
+    }
+    if (check_range(self, size) < 0 || host_range_init(mem, size, to_host, &host) < 0) {
+        return NULL;
+    }
+    t.dst = to_host ? host.address : self->ptr;
+    t.src = to_host ? self->ptr : host.address;
+    t.size = size;
+    t.kind = kind;
+    Py_BEGIN_ALLOW_THREADS
+    status = transfer_run(&t);
+    Py_END_ALLOW_THREADS
+    host_range_fini(&host);
+    return finish(t.st, status,
+                  to_host ? "copying to host memory" : "copying from host memory");
+}
+
+static PyObject *
+fill(PyObject *op, int value, size_t size, bool async, PyObject *stream)
+{
+    const gmpy_pointer *self = (const gmpy_pointer *)op;
+    uintptr_t dst = self->ptr;
+    gm_status status;
+    transfer t;
+
+    if (transfer_init(&t, op, async, stream) < 0) {
+        return NULL;
+    }
+    if (size == 0) {
+        Py_RETURN_NONE;
+    }
+    if (check_range(self, size) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = async ? gm_backend_set_async(t.backend, dst, value, size, t.stream)
+                   : gm_backend_set(t.backend, dst, value, size);
+    Py_END_ALLOW_THREADS
+    return finish(t.st, status, "filling device memory");
+}
+
+/* ---- methods ---- */
+
+/* What each method takes: one thing, a size and, in the async forms, a stream. */
+typedef struct copy_args {
+    PyObject *what;   // the other end of a copy, the value of a fill; borrowed
+    PyObject *stream; // NULL: the current stream
+    size_t size;
+} copy_args;
+
+static int
+copy_args_init(const gmpy_signature *signature,
+               PyObject *const *args,
+               Py_ssize_t nargs,
+               PyObject *kwnames,
+               copy_args *out)
+{
+    PyObject *given[3] = {NULL, NULL, NULL};
+
+    if (gmpy_unpack(signature, args, nargs, kwnames, given) < 0) {
+        return -1;
+    }
+    out->what = given[0];
+    out->stream = given[2];
+    return gmpy_as_size(given[1], "size", &out->size);
+}
+
+static PyObject *
+copy_from_either(PyObject *self, const copy_args *a, bool async)
+{
+    return gmpy_is_pointer(gmpy_state_of(self), a->what)
+               ? copy_from_device(self, a->what, a->size, async, a->stream)
+               : copy_host(self, a->what, a->size, GM_COPY_HOST_TO_DEVICE, async,
+                           a->stream);
+}
+
+static PyObject *
+copy_from_host(PyObject *self, const copy_args *a, bool async)
+{
+    return copy_host(self, a->what, a->size, GM_COPY_HOST_TO_DEVICE, async, a->stream);
+}
+
+static PyObject *
+copy_to_host(PyObject *self, const copy_args *a, bool async)
+{
+    return copy_host(self, a->what, a->size, GM_COPY_DEVICE_TO_HOST, async, a->stream);
+}
+
+static PyObject *
+copy_from_pointer(PyObject *self, const copy_args *a, bool async)
+{
+    return copy_from_device(self, a->what, a->size, async, a->stream);
+}
+
+static PyObject *
+fill_value(PyObject *self, const copy_args *a, bool async)
+{
+    int value;
+
+    return gmpy_as_int(a->what, "value", &value) < 0
+               ? NULL
+               : fill(self, value, a->size, async, a->stream);
+}
+
+/* X(method, first parameter, function): each becomes the method and its _async form. */
+#define COPY_METHODS(X)                                                                \
+    X(copy_from_device, "src", copy_from_pointer)                                      \
+    X(copy_from_host, "mem", copy_from_host)                                           \
+    X(copy_from, "mem", copy_from_either)                                              \
+    X(copy_to_host, "mem", copy_to_host)                                               \
+    X(memset, "value", fill_value)
+
+#define DEFINE_METHOD(name, count, first, async, function)                             \
+    static PyObject *pointer_##name(PyObject *self, PyObject *const *args,             \
+                                    Py_ssize_t nargs, PyObject *kwnames)               \
+    {                                                                                  \
+        static const gmpy_signature signature = {                                      \
+            #name, count, 2, count, {first, "size", "stream"}};                        \
+        copy_args a;                                                                   \
+                                                                                       \
+        return copy_args_init(&signature, args, nargs, kwnames, &a) < 0                \
+                   ? NULL                                                              \
+                   : function(self, &a, async);                                        \
+    }
+#define DEFINE_METHODS(name, first, function)                                          \
+    DEFINE_METHOD(name, 2, first, false, function)                                     \
+    DEFINE_METHOD(name##_async, 3, first, true, function)
+COPY_METHODS(DEFINE_METHODS)
+
+#define ARGS_HOST                                                                      \
+    "Args:\n"                                                                          \
+    "    mem (int, ctypes pointer or buffer): the host memory. An address is taken "   \
+    "as\n"                                                                             \
+    "        it is; a buffer must be contiguous and long enough.\n"                    \
+    "    size (int): bytes.\n"
+#define ARGS_STREAM                                                                    \
+    "    stream (Stream): the stream to queue on; the current one if None. Host "      \
+    "memory\n"                                                                         \
+    "        must stay valid and unchanged until the stream has done the copy.\n"
+#define RAISES                                                                         \
+    "\n"                                                                               \
+    "Raises:\n"                                                                        \
+    "    ValueError: the range leaves the memory it starts in, or the memory was "     \
+    "given\n"                                                                          \
+    "        back.\n"                                                                  \
+    "    CUDARuntimeError: the device refused.\n"
+
+PyDoc_STRVAR(
+    copy_from_device_doc,
+    "copy_from_device($self, src, size)\n--\n\n"
+    "Copies from memory of this or another device; returns when it is done.\n\n"
+    "Args:\n"
+    "    src (MemoryPointer): where to copy from.\n"
+    "    size (int): bytes.\n" RAISES);
+PyDoc_STRVAR(
+    copy_from_device_async_doc,
+    "copy_from_device_async($self, src, size, stream=None)\n--\n\n"
+    "Queues a copy from memory of this or another device.\n\n"
+    "Args:\n"
+    "    src (MemoryPointer): where to copy from.\n"
+    "    size (int): bytes.\n"
+    "    stream (Stream): the stream to queue on; the current one if None.\n" RAISES);
+PyDoc_STRVAR(copy_from_host_doc,
+             "copy_from_host($self, mem, size)\n--\n\n"
+             "Copies from host memory; returns when it is done.\n\n" ARGS_HOST RAISES);
+PyDoc_STRVAR(copy_from_host_async_doc,
+             "copy_from_host_async($self, mem, size, stream=None)\n--\n\n"
+             "Queues a copy from host memory.\n\n" ARGS_HOST ARGS_STREAM RAISES);
+PyDoc_STRVAR(
+    copy_from_doc,
+    "copy_from($self, mem, size)\n--\n\n"
+    "copy_from_device for a MemoryPointer, copy_from_host for anything else.\n");
+PyDoc_STRVAR(
+    copy_from_async_doc,
+    "copy_from_async($self, mem, size, stream=None)\n--\n\n"
+    "copy_from_device_async for a MemoryPointer, copy_from_host_async for anything\n"
+    "else.\n");
+PyDoc_STRVAR(
+    copy_to_host_doc,
+    "copy_to_host($self, mem, size)\n--\n\n"
+    "Copies to host memory; returns when it is done. A buffer must be writable.\n"
+    "\n" ARGS_HOST RAISES);
+PyDoc_STRVAR(copy_to_host_async_doc,
+             "copy_to_host_async($self, mem, size, stream=None)\n--\n\n"
+             "Queues a copy to host memory. A buffer must be writable.\n"
+             "\n" ARGS_HOST ARGS_STREAM RAISES);
+PyDoc_STRVAR(memset_doc,
+             "memset($self, value, size)\n--\n\n"
+             "Fills with a byte; returns when it is done.\n\n"
+             "Args:\n"
+             "    value (int): the byte; of a larger number the low eight bits.\n"
+             "    size (int): bytes.\n" RAISES);
+PyDoc_STRVAR(
+    memset_async_doc,
+    "memset_async($self, value, size, stream=None)\n--\n\n"
+    "Queues filling with a byte.\n\n"
+    "Args:\n"
+    "    value (int): the byte; of a larger number the low eight bits.\n"
+    "    size (int): bytes.\n"
+    "    stream (Stream): the stream to queue on; the current one if None.\n" RAISES);
+
+#define LIST_METHOD(name)                                                              \
+    {#name, (PyCFunction)(void (*)(void))pointer_##name,                               \
+     METH_FASTCALL | METH_KEYWORDS, name##_doc},
+#define LIST_METHODS(name, first, function) LIST_METHOD(name) LIST_METHOD(name##_async)
+
+PyMethodDef gmpy_pointer_copy_methods[] = {
+    COPY_METHODS(LIST_METHODS){0},
+};

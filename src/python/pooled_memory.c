@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * PooledMemory: the handle of one block of a pool.
+ *
+ * Made by pools alone. It owns its block natively: the block keeps the native pool, so
+ * the memory stays valid whichever Python object dies first, and going back needs no
+ * lookup. Not tracked by the collector, since it refers to no Python object.
+ *
+ * Cost: made from and returned to a list of dead handles, where the interpreter lock
+ * makes that safe. Threading: free() may race with itself; the block goes back once.
+ */
+#include "module.h"
+
+#include "core/gm_process.h" // gm_process_is_frozen
+
+#include <structmember.h> // T_INT, T_ULONGLONG
+
+PyDoc_STRVAR(pooled_memory_doc,
+             "Memory handed out by a pool; goes back to it when the object dies.\n"
+             "\n"
+             "Made by the pools' malloc alone.\n"
+             "\n"
+             "Attributes:\n"
+             "    ptr (int): address of the first byte, 0 once given back.\n"
+             "    size (int): length in bytes, rounded up to whole units of 512.\n"
+             "    device_id (int): number of the device.\n"
+             "    pool: a weak reference to the SingleDeviceMemoryPool it came from.");
+
+static PyObject *
+pooled_memory_alloc(gmpy_state *st)
+{
+    PyTypeObject *type = gmpy_type(st->PooledMemoryType);
+
+#ifndef Py_GIL_DISABLED
+    if (st->handles.count > 0) {
+        PyObject *self = st->handles.items[--st->handles.count];
+
+        return PyObject_Init(self, type);
+    }
+#endif
+    return (PyObject *)PyObject_New(gmpy_pooled_memory, type);
+}
+
+PyObject *
+gmpy_pooled_memory_new(gmpy_state *st, gm_pool *pool, gm_block *block)
+{
+    gmpy_pooled_memory *self = (gmpy_pooled_memory *)pooled_memory_alloc(st);
+
+    if (!self) {
+        gm_pool_free(pool, block, block->generation);
+        return NULL;
+    }
+    self->base.ptr = block->addr;
+    self->base.size = block->size;
+    self->base.device_id = gm_pool_device(pool);
+    self->base.generation = block->generation;
+    self->block = block;
+    self->pool = pool;
+    gmpy_upstream_count(pool, 1);
+    return (PyObject *)self;
+}
+
+/* The block, which is the caller's to give back; NULL when it went already. */
+static gm_block *
+pooled_memory_take_block(gmpy_pooled_memory *self)
+{
+#ifdef Py_GIL_DISABLED
+    return __atomic_exchange_n(&self->block, NULL, __ATOMIC_ACQ_REL);
+#else
+    gm_block *block = self->block;
+
+    self->block = NULL;
+    return block;
+#endif
+}
+
+static void
+pooled_memory_release(gmpy_pooled_memory *self)
+{
+    gm_block *block = pooled_memory_take_block(self);
+
+    if (block) {
+        self->base.ptr = 0;
+        if (!gm_process_is_frozen()) {
+            gmpy_upstream_count(self->pool, -1);
+            gm_pool_free(self->pool, block, self->base.generation);
+        }
+    }
+}
+
+static void
+pooled_memory_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+
+    pooled_memory_release((gmpy_pooled_memory *)self);
+#ifndef Py_GIL_DISABLED
+    gmpy_state *st = PyType_GetModuleState(type);
+
+    if (st && st->handles.count < GMPY_FREELIST_SIZE) {
+        st->handles.items[st->handles.count++] = self;
+        Py_DECREF(type);
+        return;
+    }
+#endif
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+PyDoc_STRVAR(
+    free_doc,
+    "free($self, /)\n"
+    "--\n"
+    "\n"
+    "Gives the memory back to its pool now.\n"
+    "\n"
+    "Harmless when it already went back. Work queued on the stream it was\n"
+    "allocated on may still use it; any other use afterwards is the caller's error.");
+
+static PyObject *
+pooled_memory_free(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    pooled_memory_release((gmpy_pooled_memory *)self);
+    Py_RETURN_NONE;
+}
+
+/* A weak reference to something that is gone. */
+static PyObject *
+dead_reference(void)
+{
+    PyObject *passing = PySet_New(NULL);
+    PyObject *reference = passing ? PyWeakref_NewRef(passing, NULL) : NULL;
+
+    Py_XDECREF(passing);
+    return reference;
+}
+
+static PyObject *
+pooled_memory_pool(PyObject *op, void *Py_UNUSED(closure))
+{
+    gmpy_pooled_memory *self = (gmpy_pooled_memory *)op;
+    PyObject *pool = self->block ? gmpy_upstream_of(self->pool)->object : NULL;
+
+    return pool ? PyWeakref_NewRef(pool, NULL) : dead_reference();
+}
+
+static PyGetSetDef pooled_memory_getset[] = {
+    {"pool", pooled_memory_pool, NULL,
+     "weak reference to the pool it came from; dead once given back", NULL},
+    {0},
+};
+
+/* The base type's attributes, but not to be written: the handle is the pool's. */
+static PyMemberDef pooled_memory_members[] = {
+    {"ptr", T_ULONGLONG, offsetof(gmpy_base_memory, ptr), READONLY,
+     "address of the first byte, 0 once given back"},
+    {"size", T_ULONGLONG, offsetof(gmpy_base_memory, size), READONLY,
+     "length in bytes, rounded to whole units"},
+    {"device_id", T_INT, offsetof(gmpy_base_memory, device_id), READONLY,
+     "number of the device"},
+    {0},
+};
+
+static PyMethodDef pooled_memory_methods[] = {
+    {"free", pooled_memory_free, METH_NOARGS, free_doc},
+    {0},
+};
+
+static PyType_Slot pooled_memory_slots[] = {
+    {Py_tp_doc, (void *)pooled_memory_doc}, {Py_tp_dealloc, pooled_memory_dealloc},
+    {Py_tp_methods, pooled_memory_methods}, {Py_tp_members, pooled_memory_members},
+    {Py_tp_getset, pooled_memory_getset},   {0, NULL},
+};
+
+static PyType_Spec pooled_memory_spec = {
+    .name = "gpumem.PooledMemory",
+    .basicsize = sizeof(gmpy_pooled_memory),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = pooled_memory_slots,
+};
+
+int
+gmpy_pooled_memory_init(PyObject *module, gmpy_state *st)
+{
+    st->PooledMemoryType =
+        PyType_FromModuleAndSpec(module, &pooled_memory_spec, st->BaseMemoryType);
+    if (!st->PooledMemoryType) {
+        return -1;
+    }
+    return PyModule_AddObjectRef(module, "PooledMemory", st->PooledMemoryType);
+}

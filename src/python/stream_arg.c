@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Which stream is meant: arguments that name one, and the arena key of each.
+ *
+ * The key is asked for once, when a stream object is made, because the question is too
+ * slow for each request and a handle is no identity: a driver gives it out again. Only
+ * the per-thread default stream has a key for each thread, asked for when it is made
+ * current.
+ *
+ * Where a stream or an event is wanted, another library's will do: anything with the
+ * native handle in its `ptr`. Objects of this library have to be of the right type, for
+ * memory and pointers have a `ptr` too.
+ *
+ * Threading: nothing is kept; any thread.
+ */
+#include "module.h"
+
+/* ---- keys ---- */
+
+int
+gmpy_ask_stream_key(gmpy_state *st, gm_stream handle, gm_stream_key *out)
+{
+    const gm_backend *backend;
+    uint64_t id = 0;
+    gm_status status;
+
+    if (handle <= GM_STREAM_LEGACY) {
+        *out = GM_STREAM_KEY_DEFAULT;
+        return 0;
+    }
+    backend = gmpy_backend(st);
+    if (!backend) {
+        return -1;
+    }
+    status = gm_backend_stream_id(backend, handle, &id);
+    if (status != GM_OK) {
+        gmpy_raise(st, status, "asking which stream it is");
+        return -1;
+    }
+    *out = gm_stream_key_of(handle, id);
+    return 0;
+}
+
+int
+gmpy_stream_key(gmpy_state *st, PyObject *stream, gm_stream_key *out)
+{
+    const gmpy_stream *self = (const gmpy_stream *)stream;
+
+    if (self->handle == GM_STREAM_PER_THREAD) {
+        return gmpy_ask_stream_key(st, self->handle, out);
+    }
+    *out = self->key;
+    return 0;
+}
+
+/* ---- arguments ---- */
+
+int
+gmpy_as_foreign(PyObject *arg, const char *what, uintptr_t *out)
+{
+    PyObject *ptr = NULL;
+    int result;
+
+    // Memory, pointers, events and streams of ours all have a `ptr`: none of them
+    // stands in for another.
+    if (!PyType_GetModuleByDef(Py_TYPE(arg), &gmpy_module_def)) {
+        PyErr_Clear();
+        ptr = PyObject_GetAttrString(arg, "ptr");
+        if (!ptr && !PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            return -1;
+        }
+    }
+    if (!ptr) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s must be a gpumem %s or an object with a native handle in its "
+                     "ptr, not %s",
+                     what, what, Py_TYPE(arg)->tp_name);
+        return -1;
+    }
+    result = gmpy_as_address(ptr, "ptr", out);
+    Py_DECREF(ptr);
+    return result;
+}
+
+int
+gmpy_as_stream(gmpy_state *st, PyObject *arg, gm_stream *out)
+{
+    if (!arg || arg == Py_None) {
+        int device = gmpy_current_device(st);
+
+        if (device < 0) {
+            return -1;
+        }
+        *out = gmpy_current_handle(device);
+        return 0;
+    }
+    if (gmpy_is_stream(st, arg)) {
+        *out = ((const gmpy_stream *)arg)->handle;
+        return 0;
+    }
+    return gmpy_as_foreign(arg, "stream", out);
+}
+
+int
+gmpy_as_stream_key(gmpy_state *st, PyObject *arg, gm_stream_key *out)
+{
+    gm_stream handle;
+
+    if (gmpy_is_stream(st, arg)) {
+        return gmpy_stream_key(st, arg, out);
+    }
+    if (gmpy_as_foreign(arg, "stream", &handle) < 0) {
+        return -1;
+    }
+    return gmpy_ask_stream_key(st, handle, out);
+}
+
+int
+gmpy_as_device_id(gmpy_state *st, PyObject *arg, int *out)
+{
+    *out = -1;
+    if (arg && gmpy_as_int(arg, "device_id", out) < 0) {
+        return -1;
+    }
+    return *out == -1 ? 0 : gmpy_as_device(st, arg, out);
+}

@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the calling thread has set: its current streams, its scoped allocator, and what
+ * its open `with` statements go back to.
+ *
+ * All of it belongs to one object in the thread state's dictionary, made when the
+ * thread first sets something, so it ends with the thread state. The request path must
+ * not pay for a dictionary look-up: gmpy_this_thread caches where the object's parts
+ * are. The object takes the cache back when it dies, so that a later thread state of
+ * the same OS thread (PyGILState_Ensure makes one each time) starts with nothing set.
+ * As for PyGILState, a thread state is expected to stay on its OS thread.
+ *
+ * An open `with` is a scope on a stack: whose it is, and what it hides. Leaving one
+ * that is not the newest hands what it hid to the next one above it. So scopes that are
+ * left out of order, as generators do, never make current what has been left already.
+ *
+ * Cost: the inline readers in module.h are one thread-local load. Making a stream
+ * current is the same and two reference counts, and for the per-thread stream one
+ * question to the backend.
+ *
+ * Threading: a thread sees its own settings alone; nothing here needs a lock.
+ */
+#include "module.h"
+
+#include <string.h> // memmove
+
+_Thread_local gmpy_thread gmpy_this_thread;
+
+typedef struct scope {
+    PyObject *entered;  // the stream or Device of the `with`: a reference
+    int device;         // stream: where it became current; Device: what to go back to
+    gmpy_current saved; // stream: what to go back to, its stream a reference
+} scope;
+
+typedef struct scope_stack {
+    scope *items;
+    Py_ssize_t count;
+    Py_ssize_t room;
+} scope_stack;
+
+typedef struct thread_settings {
+    PyObject_VAR_HEAD PyObject *allocator;
+    scope_stack streams;
+    scope_stack devices;
+    gmpy_current currents[]; // one a device, their streams references
+} thread_settings;
+
+/* ---- scopes ---- */
+
+/* Room for one scope more. 0 or -1. */
+static int
+stack_reserve(scope_stack *stack)
+{
+    Py_ssize_t room = stack->room > 0 ? 2 * stack->room : 4;
+    scope *items;
+
+    if (stack->count < stack->room) {
+        return 0;
+    }
+    items = PyMem_Realloc(stack->items, (size_t)room * sizeof *items);
+    if (!items) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    stack->items = items;
+    stack->room = room;
+    return 0;
+}
+
+/* Takes out the newest scope of `entered`, with its references; *index is where it was.
+ * 0, or -1 with RuntimeError. `stack` NULL is an empty one. */
+static int
+stack_take(scope_stack *stack, PyObject *entered, scope *out, Py_ssize_t *index)
+{
+    Py_ssize_t i = stack ? stack->count - 1 : -1;
+
+    while (i >= 0 && stack->items[i].entered != entered) {
+        i--;
+    }
+    if (i < 0) {
+        PyErr_Format(PyExc_RuntimeError, "%R is left, but this thread did not enter it",
+                     entered);
+        return -1;
+    }
+    *out = stack->items[i];
+    *index = i;
+    stack->count--;
+    memmove(&stack->items[i], &stack->items[i + 1],
+            (size_t)(stack->count - i) * sizeof *stack->items);
+    return 0;
+}
+
+static int
+stack_traverse(const scope_stack *stack, visitproc visit, void *arg)
+{
+    for (Py_ssize_t i = 0; i < stack->count; i++) {
+        Py_VISIT(stack->items[i].entered);
+        Py_VISIT(stack->items[i].saved.stream);
+    }
+    return 0;
+}
+
+static void
+stack_clear(scope_stack *stack)
+{
+    scope_stack taken = *stack;
+
+    *stack = (scope_stack){0};
+    for (Py_ssize_t i = 0; i < taken.count; i++) {
+        Py_DECREF(taken.items[i].entered);
+        Py_XDECREF(taken.items[i].saved.stream);
+    }
+    PyMem_Free(taken.items);
+}
+
+/* ---- the object ---- */
+
+static int
+settings_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    thread_settings *self = (thread_settings *)op;
+    int result;
+
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->allocator);
+    for (Py_ssize_t i = 0; i < Py_SIZE(op); i++) {
+        Py_VISIT(self->currents[i].stream);
+    }
+    result = stack_traverse(&self->streams, visit, arg);
+    return result ? result : stack_traverse(&self->devices, visit, arg);
+}
+
+/* Back to nothing set. The object stays usable: what is dropped may run Python code
+ * that looks at it. */
+static int
+settings_clear(PyObject *op)
+{
+    thread_settings *self = (thread_settings *)op;
+
+    if (gmpy_this_thread.settings == op) {
+        gmpy_this_thread.allocator = NULL;
+    }
+    Py_CLEAR(self->allocator);
+    for (Py_ssize_t i = 0; i < Py_SIZE(op); i++) {
+        PyObject *stream = self->currents[i].stream;
+
+        self->currents[i] = (gmpy_current){.key = GM_STREAM_KEY_DEFAULT};
+        Py_XDECREF(stream);
+    }
+    stack_clear(&self->streams);
+    stack_clear(&self->devices);
+    return 0;
+}
+
+static void
+settings_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+
+    PyObject_GC_UnTrack(op);
+    if (gmpy_this_thread.settings == op) {
+        gmpy_this_thread = (gmpy_thread){0};
+    }
+    (void)settings_clear(op); // cannot fail
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static PyType_Slot settings_slots[] = {
+    {Py_tp_doc, (void *)"What one thread has set; private."},
+    {Py_tp_dealloc, settings_dealloc},
+    {Py_tp_traverse, settings_traverse},
+    {Py_tp_clear, settings_clear},
+    {0, NULL},
+};
+
+static PyType_Spec settings_spec = {
+    .name = "gpumem._core._ThreadSettings",
+    .basicsize = sizeof(thread_settings),
+    .itemsize = sizeof(gmpy_current),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = settings_slots,
+};
+
+int
+gmpy_thread_init(PyObject *module, gmpy_state *st)
+{
+    st->ThreadSettingsType = PyType_FromModuleAndSpec(module, &settings_spec, NULL);
+    return st->ThreadSettingsType ? 0 : -1;
+}
+
+/* The calling thread's settings where it has any: borrowed, or NULL. */
+static inline thread_settings *
+find_settings(void)
+{
+    return (thread_settings *)gmpy_this_thread.settings;
+}
+
+/* The same, made when missing: borrowed. NULL with an exception. */
+static thread_settings *
+get_settings(gmpy_state *st)
+{
+    PyTypeObject *type = gmpy_type(st->ThreadSettingsType);
+    PyObject *threads_own;
+    PyObject *made;
+    int result;
+
+    if (gmpy_this_thread.settings) {
+        return find_settings();
+    }
+    if (!gmpy_backend(st)) {
+        return NULL;
+    }
+    threads_own = PyThreadState_GetDict();
+    if (!threads_own) {
+        PyErr_NoMemory(); // it drops the exception itself
+        return NULL;
+    }
+    made = type->tp_alloc(type, st->device_count);
+    if (!made) {
+        return NULL;
+    }
+    // The type is the key: nobody else has it, and its hash runs no Python code.
+    result = PyDict_SetItem(threads_own, st->ThreadSettingsType, made);
+    Py_DECREF(made);
+    if (result < 0) {
+        return NULL;
+    }
+    gmpy_this_thread.settings = made;
+    gmpy_this_thread.currents = ((thread_settings *)made)->currents;
+    return find_settings();
+}
+
+/* ---- streams ---- */
+
+/* What `stream` is for the calling thread, with a reference to it. 0 or -1. */
+static int
+resolve(gmpy_state *st, PyObject *stream, gmpy_current *out)
+{
+    if (gmpy_stream_key(st, stream, &out->key) < 0) {
+        return -1;
+    }
+    out->handle = ((gmpy_stream *)stream)->handle;
+    out->stream = Py_NewRef(stream);
+    return 0;
+}
+
+/* Overwrites `place` with `next`, whose reference it takes over. The old stream goes
+ * last: its destructor may run Python code. */
+static void
+replace(gmpy_current *place, gmpy_current next)
+{
+    PyObject *old = place->stream;
+
+    *place = next;
+    Py_XDECREF(old);
+}
+
+PyObject *
+gmpy_current_stream(gmpy_state *st, int device)
+{
+    const thread_settings *settings = find_settings();
+    PyObject *stream = settings ? settings->currents[device].stream : NULL;
+
+    return Py_NewRef(stream ? stream : st->null_stream);
+}
+
+int
+gmpy_set_current_stream(gmpy_state *st, int device, PyObject *stream)
+{
+    thread_settings *settings = get_settings(st);
+    gmpy_current next;
+
+    if (!settings || resolve(st, stream, &next) < 0) {
+        return -1;
+    }
+    replace(&settings->currents[device], next);
+    return 0;
+}
+
+int
+gmpy_push_stream(gmpy_state *st, int device, PyObject *stream)
+{
+    thread_settings *settings = get_settings(st);
+    gmpy_current next;
+    gmpy_current *current;
+
+    if (!settings || stack_reserve(&settings->streams) < 0 ||
+        resolve(st, stream, &next) < 0) {
+        return -1;
+    }
+    current = &settings->currents[device];
+    settings->streams.items[settings->streams.count++] = (scope){
+        .entered = Py_NewRef(stream),
+        .device = device,
+        .saved = *current,
+    };
+    *current = next;
+    return 0;
+}
+
+int
+gmpy_pop_stream(PyObject *stream)
+{
+    thread_settings *settings = find_settings();
+    scope_stack *stack = settings ? &settings->streams : NULL;
+    gmpy_current *place;
+    scope left;
+    Py_ssize_t i;
+
+    if (stack_take(stack, stream, &left, &i) < 0) {
+        return -1;
+    }
+    place = &settings->currents[left.device];
+    for (; i < stack->count; i++) {
+        if (stack->items[i].device == left.device) {
+            place = &stack->items[i].saved;
+            break;
+        }
+    }
+    replace(place, left.saved);
+    Py_DECREF(left.entered);
+    return 0;
+}
+
+/* ---- devices ---- */
+
+int
+gmpy_push_device(gmpy_state *st, int device, PyObject *entered)
+{
+    thread_settings *settings = get_settings(st);
+    int previous;
+
+    if (!settings || stack_reserve(&settings->devices) < 0) {
+        return -1;
+    }
+    previous = gmpy_current_device(st);
+    if (previous < 0 || gmpy_use_device(st, device) < 0) {
+        return -1;
+    }
+    settings->devices.items[settings->devices.count++] = (scope){
+        .entered = Py_NewRef(entered),
+        .device = previous,
+    };
+    return 0;
+}
+
+int
+gmpy_pop_device(gmpy_state *st, PyObject *entered)
+{
+    thread_settings *settings = find_settings();
+    scope_stack *stack = settings ? &settings->devices : NULL;
+    scope left;
+    Py_ssize_t i;
+
+    if (stack_take(stack, entered, &left, &i) < 0) {
+        return -1;
+    }
+    Py_DECREF(left.entered); // the caller has one too
+    if (i < stack->count) {
+        stack->items[i].device = left.device;
+        return 0;
+    }
+    return gmpy_use_device(st, left.device);
+}
+
+/* ---- the scoped allocator ---- */
+
+int
+gmpy_set_thread_allocator(gmpy_state *st, PyObject *allocator)
+{
+    thread_settings *settings = allocator ? get_settings(st) : find_settings();
+    PyObject *old;
+
+    if (!settings) {
+        return allocator ? -1 : 0;
+    }
+    old = settings->allocator;
+    settings->allocator = Py_XNewRef(allocator);
+    gmpy_this_thread.allocator = allocator;
+    Py_XDECREF(old);
+    return 0;
+}

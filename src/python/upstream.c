@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the binding's pools take segments from: the device's plain memory, or a Python
+ * callable that returns MemoryPointers.
+ *
+ * The core calls `take` and `give` with no lock of its own held. `take` always runs
+ * detached from the interpreter, because gmpy_pool_malloc lets go of it before the miss
+ * path; `give` may run either way, since a destructor or another pool's reclaim may
+ * cause it. Both attach as they need.
+ *
+ * Who keeps what alive: the native pool owns a gmpy_upstream, that owns the callable
+ * and, in its list of owners, one memory object a segment. The collector sees them
+ * through the pool object, but only while no handle is out and no request under way:
+ * then the pool object alone holds the native pool, and a callable that closes over its
+ * own pool can be collected. The counts change only while attached, so they hold still
+ * during a collection.
+ *
+ * The device is made current around a callable and restored after it.
+ */
+#include "module.h"
+
+#include "core/gm_process.h" // gm_host_zalloc
+
+/* The memory object behind a segment. */
+typedef struct gmpy_owner {
+    struct gmpy_owner *prev;
+    struct gmpy_owner *next;
+    PyObject *mem;
+} gmpy_owner;
+
+/* ---- plain device memory ---- */
+
+static gm_status
+device_take(void *context, int device, size_t size, gm_piece *out)
+{
+    gmpy_upstream *up = context;
+    gm_upstream plain = gm_upstream_of_backend(up->st->backend);
+
+    return plain.take(plain.context, device, size, out);
+}
+
+/* Freeing may wait for the device, so an attached caller lets go of the interpreter. */
+static void
+device_give(void *context, int device, const gm_piece *piece)
+{
+    gmpy_upstream *up = context;
+    gm_upstream plain = gm_upstream_of_backend(up->st->backend);
+    PyThreadState *attached = PyGILState_Check() ? PyEval_SaveThread() : NULL;
+
+    plain.give(plain.context, device, piece);
+    if (attached) {
+        PyEval_RestoreThread(attached);
+    }
+}
+
+/* ---- a Python callable ---- */
+
+static void
+owner_unlink(gmpy_upstream *up, gmpy_owner *owner)
+{
+    if (owner->prev) {
+        owner->prev->next = owner->next;
+    }
+    else {
+        up->owners = owner->next;
+    }
+    if (owner->next) {
+        owner->next->prev = owner->prev;
+    }
+}
+
+/* Checks what the callable returned and takes it over. Consumes `result`. */
+static gm_status
+callable_accept(
+    gmpy_upstream *up, int device, size_t size, PyObject *result, gm_piece *out)
+{
+    gm_status status = GM_ERR_CALLBACK;
+    const gmpy_pointer *pointer = (const gmpy_pointer *)result;
+    const gmpy_base_memory *mem;
+    gmpy_owner *owner;
+    size_t offset;
+
+    if (!gmpy_is_pointer(up->st, result) || !pointer->mem) {
+        PyErr_Format(PyExc_TypeError,
+                     "the pool's allocator must return a MemoryPointer, not %s",
+                     Py_TYPE(result)->tp_name);
+        goto fail;
+    }
+    if (!pointer->ptr) {
+        status = GM_ERR_OUT_OF_MEMORY;
+        goto fail;
+    }
+    mem = (const gmpy_base_memory *)pointer->mem;
+    offset = pointer->ptr - mem->ptr;
+    if (offset > mem->size || mem->size - offset < size) {
+        PyErr_Format(PyExc_ValueError,
+                     "the pool's allocator returned %zu bytes at offset %zd where %zu "
+                     "were asked for",
+                     mem->size, (Py_ssize_t)offset, size);
+        goto fail;
+    }
+    if (pointer->device_id != device) {
+        PyErr_Format(PyExc_ValueError,
+                     "the pool's allocator returned memory of device %d to a pool of "
+                     "device %d",
+                     pointer->device_id, device);
+        goto fail;
+    }
+    owner = gm_host_zalloc(sizeof(*owner));
+    if (!owner) {
+        status = GM_ERR_HOST_MEMORY;
+        goto fail;
+    }
+    owner->mem = Py_NewRef(pointer->mem);
+    owner->next = up->owners;
+    if (up->owners) {
+        up->owners->prev = owner;
+    }
+    up->owners = owner;
+    *out = (gm_piece){.base = pointer->ptr, .size = mem->size - offset, .owner = owner};
+    status = GM_OK;
+fail:
+    Py_DECREF(result);
+    return status;
+}
+
+static gm_status
+callable_call(gmpy_upstream *up, int device, size_t size, gm_piece *out)
+{
+    PyObject *number = PyLong_FromSize_t(size);
+    PyObject *result = number ? PyObject_CallOneArg(up->callable, number) : NULL;
+
+    Py_XDECREF(number);
+    if (result) {
+        return callable_accept(up, device, size, result, out);
+    }
+    if (gmpy_error_is_shortage(up->st)) {
+        PyErr_Clear();
+        return GM_ERR_OUT_OF_MEMORY;
+    }
+    return GM_ERR_CALLBACK;
+}
+
+static gm_status
+callable_take(void *context, int device, size_t size, gm_piece *out)
+{
+    gmpy_upstream *up = context;
+    const gm_backend *backend = up->st->backend;
+    int before = device;
+    gm_status status = gm_backend_device_get(backend, &before);
+
+    if (status == GM_OK && before != device) {
+        status = gm_backend_device_set(backend, device);
+    }
+    if (status == GM_OK) {
+        PyGILState_STATE gil = PyGILState_Ensure();
+
+        status = callable_call(up, device, size, out);
+        PyGILState_Release(gil);
+    }
+    if (before != device) {
+        /* It was current a moment ago; failing to return there has no remedy. */
+        (void)gm_backend_device_set(backend, before);
+    }
+    return status;
+}
+
+static void
+callable_give(void *context, int Py_UNUSED(device), const gm_piece *piece)
+{
+    gmpy_upstream *up = context;
+    gmpy_owner *owner = piece->owner;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    GMPY_TAKE_ERROR(pending);
+
+    owner_unlink(up, owner);
+    Py_DECREF(owner->mem);
+    gm_host_free(owner);
+    GMPY_GIVE_ERROR(pending);
+    PyGILState_Release(gil);
+}
+
+/* ---- life ---- */
+
+static void
+upstream_end(void *context)
+{
+    gmpy_upstream *up = context;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    GMPY_TAKE_ERROR(pending);
+
+    Py_XDECREF(up->callable);
+    Py_DECREF(up->module);
+    gm_host_free(up);
+    GMPY_GIVE_ERROR(pending);
+    PyGILState_Release(gil);
+}
+
+int
+gmpy_pool_new(
+    gmpy_state *st, PyObject *module, int device, PyObject *callable, gm_pool **out)
+{
+    gmpy_upstream *up = gm_host_zalloc(sizeof(*up));
+    gm_upstream upstream = {
+        .context = up,
+        .take = callable ? callable_take : device_take,
+        .give = callable ? callable_give : device_give,
+        .end = upstream_end,
+    };
+    gm_status status = up ? gm_pool_new(device, upstream, out) : GM_ERR_HOST_MEMORY;
+
+    if (status != GM_OK) {
+        gm_host_free(up);
+        gmpy_raise(st, status, "making a memory pool");
+        return -1;
+    }
+    up->st = st;
+    up->module = Py_NewRef(module);
+    up->callable = Py_XNewRef(callable);
+    gm_pool_set_user(*out, up);
+    return 0;
+}
+
+int
+gmpy_upstream_traverse(gmpy_upstream *up, visitproc visit, void *arg)
+{
+    if (up->handles == 0) {
+        Py_VISIT(up->callable);
+        for (const gmpy_owner *owner = up->owners; owner; owner = owner->next) {
+            Py_VISIT(owner->mem);
+        }
+    }
+    return 0;
+}

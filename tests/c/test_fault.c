@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The fault wrapper: which calls fail, with what, and that the wrapped backend does not
+ * see them. With no plan it is held to the whole conformance suite.
+ */
+#include "device.h"
+
+#include "core/gm_process.h"
+
+#include <pthread.h>
+#include <string.h>
+
+typedef struct pair {
+    gm_backend *sim;
+    gm_backend *b; // the wrapper
+} pair;
+
+static pair
+open_pair(void)
+{
+    pair p = {open_sim((gm_sim_options){.devices = 1, .memory = 2 * MIB}), NULL};
+    CHECK_EQ(gm_backend_fault_open(p.sim, &p.b), GM_OK);
+    return p;
+}
+
+static void
+close_pair(pair p)
+{
+    gm_backend_close(p.b);
+    check_ledger_is_empty(p.sim);
+    gm_backend_close(p.sim);
+}
+
+static void
+check_counts(const gm_backend *b, uint64_t seen, uint64_t injected)
+{
+    uint64_t seen_now = 99, injected_now = 99;
+    gm_fault_counts(b, &seen_now, &injected_now);
+    CHECK_EQ(seen_now, seen);
+    CHECK_EQ(injected_now, injected);
+}
+
+TEST(fault_hits_the_nth_call_and_those_after)
+{
+    pair p = open_pair();
+    const struct {
+        uint64_t nth;
+        uint64_t count;
+        const char *fails; // of ten calls
+    } cases[] = {
+        {1, 1, "x........."},          {3, 1, "..x......."},
+        {3, 4, "..xxxx...."},          {9, 0, "........xx"},
+        {1, 0, "xxxxxxxxxx"},          {11, 1, ".........."},
+        {2, UINT64_MAX, ".xxxxxxxxx"}, {UINT64_MAX, UINT64_MAX, ".........."},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        uint64_t injected = 0;
+        harness_note("case %zu", i);
+        CHECK_EQ(
+            gm_fault_plan(p.b, "mem_alloc", cases[i].nth, cases[i].count, GM_ERR_LIMIT),
+            GM_OK);
+        for (size_t call = 0; call < 10; call++) {
+            uintptr_t ptr = 7;
+            bool fails = cases[i].fails[call] == 'x';
+            injected += fails;
+            CHECK_EQ(gm_backend_mem_alloc(p.b, 0, GM_MEM_DEVICE, 512, &ptr),
+                     fails ? GM_ERR_LIMIT : GM_OK);
+            CHECK((ptr == 7) == fails);
+            if (!fails) {
+                give(p.b, GM_MEM_DEVICE, ptr);
+            }
+        }
+        check_counts(p.b, 10, injected);
+    }
+    close_pair(p);
+}
+
+TEST(fault_does_not_reach_the_wrapped_backend)
+{
+    pair p = open_pair();
+    uintptr_t out = 7;
+    gm_sim_log_start(p.sim);
+    CHECK_EQ(gm_fault_plan(p.b, "mem_alloc", 1, 1, GM_ERR_OUT_OF_MEMORY), GM_OK);
+    CHECK_EQ(gm_backend_mem_alloc(p.b, 0, GM_MEM_DEVICE, 512, &out),
+             GM_ERR_OUT_OF_MEMORY);
+    CHECK_EQ(out, 7);
+    CHECK_EQ(gm_sim_log_count(p.sim), 0);
+    close_pair(p);
+}
+
+TEST(fault_spares_other_slots)
+{
+    pair p = open_pair();
+    CHECK_EQ(gm_fault_plan(p.b, "stream_create", 1, 0, GM_DEVICE_ERROR(999)), GM_OK);
+    give(p.b, GM_MEM_DEVICE, take(p.b, GM_MEM_DEVICE, 512));
+    check_counts(p.b, 0, 0);
+    gm_stream stream = 0;
+    CHECK_EQ(gm_backend_stream_create(p.b, 0, 0, 0, &stream), GM_DEVICE_ERROR(999));
+    check_counts(p.b, 1, 1);
+    gm_fault_clear(p.b);
+    stream = take_stream(p.b, 0);
+    CHECK_EQ(gm_backend_stream_destroy(p.b, stream), GM_OK);
+    check_counts(p.b, 1, 1); // what the plan saw can still be read
+    close_pair(p);
+}
+
+TEST(fault_any_slot_counts_them_all)
+{
+    pair p = open_pair();
+    int number = 0;
+    CHECK_EQ(gm_fault_plan(p.b, NULL, 3, 1, GM_ERR_INTERNAL), GM_OK);
+    CHECK_EQ(gm_backend_device_count(p.b, &number), GM_OK);
+    CHECK_EQ(gm_backend_device_get(p.b, &number), GM_OK);
+    CHECK_EQ(gm_backend_device_synchronize(p.b, 0), GM_ERR_INTERNAL);
+    CHECK_EQ(gm_backend_device_synchronize(p.b, 0), GM_OK);
+    check_counts(p.b, 4, 1);
+    // What cannot fail is not counted.
+    CHECK(strcmp(gm_backend_error_name(p.b, 2), "cudaErrorMemoryAllocation") == 0);
+    CHECK(strcmp(gm_backend_error_text(p.b, 2), "out of memory") == 0);
+    CHECK_EQ(gm_backend_last_error(p.b), 0);
+    check_counts(p.b, 4, 1);
+    close_pair(p);
+}
+
+TEST(fault_bad_plans_change_nothing)
+{
+    pair p = open_pair();
+    CHECK_EQ(gm_fault_plan(p.b, "device_set", 1, 0, GM_ERR_LIMIT), GM_OK);
+    CHECK_EQ(gm_fault_plan(p.b, "no_such_slot", 1, 1, GM_ERR_LIMIT),
+             GM_ERR_INVALID_VALUE);
+    CHECK_EQ(gm_fault_plan(p.b, "close", 1, 1, GM_ERR_LIMIT), GM_ERR_INVALID_VALUE);
+    CHECK_EQ(gm_fault_plan(p.b, "", 1, 1, GM_ERR_LIMIT), GM_ERR_INVALID_VALUE);
+    CHECK_EQ(gm_fault_plan(p.b, "mem_alloc", 0, 1, GM_ERR_LIMIT), GM_ERR_INVALID_VALUE);
+    CHECK_EQ(gm_fault_plan(p.b, "mem_alloc", 1, 1, GM_OK), GM_ERR_INVALID_VALUE);
+    CHECK_EQ(gm_backend_device_set(p.b, 0), GM_ERR_LIMIT);
+    close_pair(p);
+}
+
+/* A slot the wrapped backend lacks answers as it does there, and can be made to fail.
+ */
+TEST(fault_keeps_defaults)
+{
+    pair p = open_pair();
+    uintptr_t out = 7;
+    int driver = 7, runtime = 7;
+    CHECK_EQ(p.b->caps, p.sim->caps);
+    CHECK_EQ(gm_backend_vm_reserve(p.b, 1, &out),
+             gm_backend_vm_reserve(p.sim, 1, &out));
+    CHECK_EQ(gm_backend_versions(p.b, &driver, &runtime), GM_OK);
+    CHECK_EQ(driver, 0);
+    CHECK_EQ(gm_fault_plan(p.b, "vm_reserve", 1, 1, GM_ERR_OUT_OF_MEMORY), GM_OK);
+    CHECK_EQ(gm_backend_vm_reserve(p.b, 1, &out), GM_ERR_OUT_OF_MEMORY);
+    CHECK_EQ(out, 7);
+    close_pair(p);
+}
+
+/* Every slot of the table that returns a status can be named, and is wrapped: the one
+ * that the plan names is the one that fails. */
+TEST(fault_knows_every_slot)
+{
+    pair p = open_pair();
+    const gm_status no = GM_ERR_EXITING;
+    const gm_backend *b = p.b;
+    uintptr_t ptr = 7;
+    size_t bytes = 7;
+    uint64_t id = 7;
+    int number = 7;
+    float ms = 7.0f;
+    bool can = false;
+    char text[8];
+    gm_capture_state capture = GM_CAPTURE_NONE;
+    gm_pointer_info info;
+    gm_ipc_handle ipc = {{0}};
+    size_t slots = 0;
+#define FAILS(slot, ...)                                                               \
+    do {                                                                               \
+        CHECK_EQ(gm_fault_plan(b, #slot, 1, 1, no), GM_OK);                            \
+        CHECK_EQ(gm_backend_##slot(b, __VA_ARGS__), no);                               \
+        check_counts(b, 1, 1);                                                         \
+        slots++;                                                                       \
+    } while (0)
+    FAILS(device_count, &number);
+    FAILS(device_get, &number);
+    FAILS(device_set, 0);
+    FAILS(device_synchronize, 0);
+    FAILS(device_name, 0, text, sizeof text);
+    FAILS(versions, &number, &number);
+    FAILS(mem_info, 0, &bytes, &bytes);
+    FAILS(mem_alloc, 0, GM_MEM_DEVICE, 1, &ptr);
+    FAILS(mem_free, 0, GM_MEM_DEVICE, 1);
+    FAILS(mem_alloc_async, 0, 1, 0, &ptr);
+    FAILS(mem_free_async, 0, 1, 0);
+    FAILS(copy, 1, 2, 1, GM_COPY_DEFAULT);
+    FAILS(copy_async, 1, 2, 1, GM_COPY_DEFAULT, 0);
+    FAILS(copy_peer, 1, 0, 2, 1, 1);
+    FAILS(copy_peer_async, 1, 0, 2, 1, 1, 0);
+    FAILS(set, 1, 0, 1);
+    FAILS(set_async, 1, 0, 1, 0);
+    FAILS(stream_create, 0, 0, 0, &ptr);
+    FAILS(stream_destroy, 1);
+    FAILS(stream_query, 1);
+    FAILS(stream_synchronize, 1);
+    FAILS(stream_wait_event, 1, 2);
+    FAILS(stream_id, 1, &id);
+    FAILS(stream_capture, 1, &capture);
+    FAILS(event_create, 0, 0, &ptr);
+    FAILS(event_destroy, 1);
+    FAILS(event_record, 1, 2);
+    FAILS(event_query, 1);
+    FAILS(event_synchronize, 1);
+    FAILS(event_elapsed, 1, 2, &ms);
+    FAILS(pointer_info, 1, &info);
+    FAILS(peer_can_access, 0, 1, &can);
+    FAILS(peer_enable, 0, 1);
+    FAILS(mem_prefetch, 1, 1, 0, 0);
+    FAILS(mem_advise, 1, 1, 0, 0);
+    FAILS(vm_granularity, 0, &bytes);
+    FAILS(vm_reserve, 1, &ptr);
+    FAILS(vm_unreserve, 1, 1);
+    FAILS(vm_create, 0, 1, &id);
+    FAILS(vm_release, 1);
+    FAILS(vm_map, 1, 1, 1);
+    FAILS(vm_unmap, 1, 1);
+    FAILS(vm_set_access, 1, 1, 0);
+    FAILS(ipc_export, 1, &ipc);
+    FAILS(ipc_open, 0, &ipc, &ptr);
+    FAILS(ipc_close, 1);
+#undef FAILS
+    // All pointers of the table but name, self, close, last_error and the two texts.
+    size_t pointers = (sizeof *b - offsetof(gm_backend, name)) / sizeof(void *);
+    CHECK_EQ(slots, pointers - 6);
+    close_pair(p);
+}
+
+static void *
+call_often(void *arg)
+{
+    const gm_backend *b = arg;
+    int device = 0;
+    uint64_t failures = 0;
+    for (int i = 0; i < 1000; i++) {
+        failures += gm_backend_device_get(b, &device) != GM_OK;
+    }
+    return (void *)(uintptr_t)failures;
+}
+
+TEST(fault_counts_exactly_with_threads)
+{
+    enum {
+        THREADS = 8
+    };
+    pair p = open_pair();
+    pthread_t threads[THREADS];
+    uint64_t failures = 0;
+    CHECK_EQ(gm_fault_plan(p.b, "device_get", 1001, 3000, GM_ERR_LIMIT), GM_OK);
+    for (size_t i = 0; i < THREADS; i++) {
+        CHECK_EQ(pthread_create(&threads[i], NULL, call_often, p.b), 0);
+    }
+    for (size_t i = 0; i < THREADS; i++) {
+        void *result = NULL;
+        CHECK_EQ(pthread_join(threads[i], &result), 0);
+        failures += (uintptr_t)result;
+    }
+    CHECK_EQ(failures, 3000);
+    check_counts(p.b, 8000, 3000);
+    close_pair(p);
+}
+
+static bool
+fail_always(void *context, size_t size)
+{
+    (void)context;
+    (void)size;
+    return true;
+}
+
+TEST(fault_needs_host_memory_to_open)
+{
+    pair p = open_pair();
+    gm_backend *b = NULL;
+    gm_host_set_fault(fail_always, NULL);
+    CHECK_EQ(gm_backend_fault_open(p.sim, &b), GM_ERR_HOST_MEMORY);
+    gm_host_set_fault(NULL, NULL);
+    CHECK(b == NULL);
+    close_pair(p);
+}
