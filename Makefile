@@ -91,7 +91,7 @@ format: ## rewrite C and Python files as the formatters want them
 	$(PYTHON) -m ruff format .
 
 stubtest: ## compare the stubs with the built extension
-	$(PYTHON) -m mypy.stubtest gpumem
+	$(PYTHON) -m mypy.stubtest --mypy-config-file pyproject.toml gpumem
 
 clean: ## remove everything that was built
 	rm -rf build dist *.egg-info gpumem/*.so .pytest_cache .mypy_cache .ruff_cache

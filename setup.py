@@ -14,6 +14,7 @@ Which CUDA was found is told on stderr and compiled in as GM_BUILD_CUDA_FROM.
 """
 
 import os
+import runpy
 import shlex
 import sys
 import sysconfig
@@ -64,7 +65,6 @@ class BuildCore(build_ext):
         compile_args = [*base_flags(), "-isystem", python_include]
         link_args = ["-pthread"]
         macros = [
-            ("GM_VERSION", f'"{self.distribution.get_version()}"'),
             ("GM_WITH_CUDA", "1" if toolkit else "0"),
             ("GM_BUILD_CUDA_FROM", f'"{cuda_from}"'),
         ]
@@ -120,6 +120,7 @@ class BuildCore(build_ext):
 
 # What pyproject.toml cannot say, or older setuptools take from there with a warning.
 setup(
+    version=runpy.run_path("gpumem/_version.py")["__version__"],
     license="MIT",
     packages=["gpumem"],
     package_data={"gpumem": ["py.typed", "*.pyi"]},

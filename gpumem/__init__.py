@@ -7,8 +7,8 @@
     p = gpumem.alloc(1 << 20)
 
 Importing touches no device; the first use chooses one (GPUMEM_BACKEND: auto, cuda or
-sim). The names below are the whole public interface; gpumem.testing drives the simulated
-device in tests.
+sim). The names below are the whole public interface; gpumem.testing drives the
+simulated device in tests.
 """
 
 try:

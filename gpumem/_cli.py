@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import gpumem
-from gpumem import _core, _replay
+from gpumem import _replay
+from gpumem._config import config
 from gpumem._trace import Trace, TraceError, read_trace
 from gpumem._units import LIMIT_FORMS, format_bytes, parse_limit
 
@@ -36,18 +37,7 @@ _ENVIRONMENT = {
     ),
     "GPUMEM_SIM_DEVICES": "how many simulated devices there are",
     "GPUMEM_SIM_MEMORY": "memory of each simulated device: bytes, or as 8GiB",
-    "GPUMEM_MEMORY_LIMIT": "limit of each new pool: bytes, or a share as 50%",
-    "CUPY_GPU_MEMORY_LIMIT": "the same, where GPUMEM_MEMORY_LIMIT is not set",
 }
-
-# What `info` shows of the configuration: what was built, and the driver it meets.
-_BUILD = (
-    "built_with_cuda",
-    "cuda_toolkit",
-    "cuda_runtime_version",
-    "driver_version",
-    "compiler",
-)
 
 _REPLAY_DESCRIPTION = """\
 Replays a recorded allocation trace (CSV or gzipped CSV, header op,id,size,stream,us)
@@ -215,12 +205,8 @@ def _new_pool(args: argparse.Namespace) -> gpumem.MemoryPool | None:
     if args.pool == "raw":
         return None
     pool = gpumem.MemoryPool()
-    try:
-        pool.get_limit()  # reads the environment's limit now, where we can complain
-        if args.limit is not None:
-            pool.set_limit(**args.limit)
-    except ValueError as error:
-        raise _Unusable(error) from error
+    if args.limit is not None:
+        pool.set_limit(**args.limit)
     return pool
 
 
@@ -287,54 +273,53 @@ def _size(size: int) -> str:
 
 
 def _run_info(args: argparse.Namespace) -> int:
-    facts = _facts()
-    if args.json:
-        print(json.dumps(facts))
-        return 0
-    print(f"gpumem {facts['version']}, Python {facts['python']}")
-    print(f"backend: {facts['backend']}")
-    for name, value in facts["build"].items():
-        print(f"  {name}: {value}")
-    for device in facts["devices"]:
-        print(
-            f"device {device['id']}: {device['name']}, "
-            f"{format_bytes(device['free_bytes'])} free of "
-            f"{format_bytes(device['total_bytes'])}"
-        )
-    print("environment:")
-    for name, entry in facts["environment"].items():
-        value = "not set" if entry["value"] is None else repr(entry["value"])
-        print(f"  {name}: {value}\n      {entry['meaning']}")
-    return 0
-
-
-def _facts() -> dict[str, Any]:
-    """What `info` shows, as the object that `--json` prints."""
-    backend = _open_backend()
-    config = _core._config()
-    devices = []
-    for number in range(gpumem.get_device_count()):
-        device = gpumem.Device(number)
-        free_bytes, total_bytes = device.mem_info
-        devices.append(
-            {
-                "id": number,
-                "name": device.name,
-                "free_bytes": free_bytes,
-                "total_bytes": total_bytes,
-            }
-        )
-    return {
-        "version": gpumem.__version__,
-        "python": sys.version.split()[0],
-        "backend": backend,
-        "build": {name: config[name] for name in _BUILD},
-        "devices": devices,
+    _open_backend()
+    facts = {
+        "config": config(),
+        "devices": _devices(),
         "environment": {
             name: {"value": os.environ.get(name), "meaning": meaning}
             for name, meaning in _ENVIRONMENT.items()
         },
     }
+    print(json.dumps(facts) if args.json else "\n".join(_tell(facts)))
+    return 0
+
+
+def _devices() -> list[dict[str, Any]]:
+    """Every device, with its memory in bytes."""
+    found = []
+    for number in range(gpumem.get_device_count()):
+        device = gpumem.Device(number)
+        free, total = device.mem_info
+        found.append(
+            {
+                "id": number,
+                "name": device.name,
+                "free_bytes": free,
+                "total_bytes": total,
+            }
+        )
+    return found
+
+
+def _tell(facts: dict[str, Any]) -> Iterator[str]:
+    """What `info` found in lines for a person."""
+    width = max(map(len, facts["config"]))
+    for name, text in facts["config"].items():
+        yield f"{name:<{width}}  {text}"
+    for device in facts["devices"]:
+        free, total = device["free_bytes"], device["total_bytes"]
+        name = f"device {device['id']}"
+        yield (
+            f"{name:<{width}}  {device['name']}, "
+            f"{format_bytes(free)} free of {format_bytes(total)}"
+        )
+    yield "environment"
+    for name, entry in facts["environment"].items():
+        value = "not set" if entry["value"] is None else repr(entry["value"])
+        yield f"  {name}: {value}"
+        yield f"      {entry['meaning']}"
 
 
 # ---- progress ----

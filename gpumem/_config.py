@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: MIT
 """show_config: what was built, and what is in use."""
 
+from __future__ import annotations
+
 import sys
 
 from gpumem import _core
 from gpumem._version import __version__
 
+TYPE_CHECKING = False  # typing itself would take longer to import than all of this
+if TYPE_CHECKING:
+    from typing import TextIO
 
-def _version(number):
+
+def _version(number: int) -> str:
     """1000 * major + 10 * minor as text; 0 is none."""
     return f"{number // 1000}.{number % 1000 // 10}" if number else "none"
 
 
-def config():
+def config() -> dict[str, str]:
     """Returns what show_config prints, as a dictionary of texts. Opens no device."""
     facts = _core._config()
     built = facts["built_with_cuda"]
@@ -29,7 +35,7 @@ def config():
     }
 
 
-def show_config(file=None):
+def show_config(file: TextIO | None = None) -> None:
     """Prints what was built and what is in use; opens no device.
 
     Args:

@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: MIT
 """using_allocator: an allocator for one thread and one stretch of code."""
 
+from __future__ import annotations
+
 from gpumem import _core
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpumem._core import _Allocator
 
 
 class using_allocator:  # noqa: N801 - used like a function
@@ -16,17 +22,17 @@ class using_allocator:  # noqa: N801 - used like a function
 
     __slots__ = ("_allocator", "_before")
 
-    def __init__(self, allocator=None):
+    def __init__(self, allocator: _Allocator | None = None) -> None:
         if allocator is not None and not callable(allocator):
             raise TypeError(
                 "allocator must be callable or None, not " + type(allocator).__name__
             )
-        self._allocator = _core.malloc if allocator is None else allocator
-        self._before = []
+        self._allocator: _Allocator = _core.malloc if allocator is None else allocator
+        self._before: list[_Allocator | None] = []
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         self._before.append(_core._get_thread_local_allocator())
         _core._set_thread_local_allocator(self._allocator)
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         _core._set_thread_local_allocator(self._before.pop())

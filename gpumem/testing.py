@@ -5,6 +5,7 @@ placement and check_pool work on every backend. The rest is about the simulated 
 and raises RuntimeError on another one.
 """
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -62,7 +63,7 @@ class Call(NamedTuple):
     status: int
 
 
-def placement(pointer):
+def placement(pointer: _core.MemoryPointer) -> tuple[int, int]:
     """Returns (segment serial, offset in bytes) of the block that `pointer` is in.
 
     Segments are counted from 0 in the order in which the pool took them.
@@ -74,7 +75,7 @@ def placement(pointer):
     return _core._placement(pointer)
 
 
-def check_pool(pool):
+def check_pool(pool: _core.MemoryPool | _core.SingleDeviceMemoryPool) -> None:
     """Walks all structures of a pool (for MemoryPool: of the current device's).
 
     Raises:
@@ -85,19 +86,19 @@ def check_pool(pool):
         raise AssertionError(broken)
 
 
-def ledger():
+def ledger() -> Ledger:
     """Returns the simulated device's Ledger."""
     return Ledger(**_core._sim_ledger())
 
 
 @contextmanager
-def call_log():
+def call_log() -> Iterator[list[Call]]:
     """Records the calls that reach the simulated device inside a with statement.
 
     Yields a list that is empty until the end of the with statement and then holds the
     Calls, oldest first.
     """
-    calls = []
+    calls: list[Call] = []
     _core._sim_log_start()
     try:
         yield calls
@@ -106,7 +107,9 @@ def call_log():
 
 
 @contextmanager
-def fail(name, nth=1, count=1, code=2):
+def fail(
+    name: str | None, nth: int = 1, count: int = 1, code: int = 2
+) -> Iterator[None]:
     """Makes calls of the simulated device fail inside a with statement.
 
     Args:
@@ -126,6 +129,6 @@ def fail(name, nth=1, count=1, code=2):
         _core._fail_stop()
 
 
-def last_error():
+def last_error() -> int:
     """Returns the code in the calling thread's last-error slot, 0 when it is clean."""
     return _core._last_error()

@@ -19,8 +19,10 @@
 
 #define SCATTER 16
 
-/* Addresses for pinned and managed memory: room to exceed every device, no promise. */
-#define HOST_LEAST ((size_t)64 << 30)
+/* Addresses for pinned and managed memory, at least; more where the devices are larger,
+ * so that a program can exceed them. No more than that: valgrind maps 32 GiB at most.
+ */
+#define HOST_LEAST ((size_t)16 << 30)
 
 gm_status
 sim_memory_init(gm_sim *sim, const gm_sim_options *options)

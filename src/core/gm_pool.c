@@ -14,10 +14,6 @@ gm_pool_new(int device, gm_upstream upstream, gm_pool **out)
     if (!pool) {
         return GM_ERR_HOST_MEMORY;
     }
-    if (pthread_mutex_init(&pool->lock, NULL) != 0) {
-        gm_host_free(pool);
-        return GM_ERR_HOST_MEMORY;
-    }
     atomic_init(&pool->deferred, NULL);
     atomic_init(&pool->refs, 1);
     pool->device = device;
@@ -37,7 +33,6 @@ pool_destroy(gm_pool *pool)
     }
     gm_arena_table_fini(&pool->arenas);
     gm_block_store_fini(&pool->store);
-    pthread_mutex_destroy(&pool->lock);
     gm_host_free(pool);
 }
 
@@ -156,14 +151,14 @@ pool_entered(gm_pool *pool)
 void
 gm_pool_lock(gm_pool *pool)
 {
-    pthread_mutex_lock(&pool->lock);
+    gm_lock_acquire(&pool->lock);
     pool_entered(pool);
 }
 
 bool
 gm_pool_try_lock(gm_pool *pool)
 {
-    if (GM_UNLIKELY(pthread_mutex_trylock(&pool->lock) != 0)) {
+    if (GM_UNLIKELY(!gm_lock_try(&pool->lock))) {
         return false;
     }
     pool_entered(pool);
@@ -173,18 +168,22 @@ gm_pool_try_lock(gm_pool *pool)
 void
 gm_pool_unlock(gm_pool *pool)
 {
-    pthread_mutex_unlock(&pool->lock);
+    gm_lock_release(&pool->lock);
 }
 
 /* ---- the end ---- */
 
 /* With the lock held on a closed pool, which it releases: sends idle segments upstream
  * and, when nothing is left, drops the reference that stands for owner and blocks.
- * Checks once more after unlocking, because nobody else may come by to drain a free
- * that was postponed meanwhile. */
+ * Looks again where it may have kept a free from ending its block, because nobody else
+ * may come by: one that was postponed while the lock was held, or drained on the way
+ * back from upstream. The look is a read-modify-write so that either it sees the
+ * postponed free or the free sees the lock released. */
 static void
 pool_leave_closed(gm_pool *pool)
 {
+    bool again;
+
     gm_pool_ref(pool);
     do {
         gm_segment *chain = gm_pool_unlink_idle_locked(pool, NULL);
@@ -192,12 +191,24 @@ pool_leave_closed(gm_pool *pool)
 
         pool->ended |= end;
         gm_pool_unlock(pool);
-        gm_pool_give_back(pool, chain);
+        again = gm_pool_give_back(pool, chain) > 0;
         if (end) {
             gm_pool_unref(pool);
         }
-    } while (atomic_load(&pool->deferred) && gm_pool_try_lock(pool));
+        again |= atomic_fetch_add(&pool->deferred, 0) != NULL;
+    } while (again && gm_pool_try_lock(pool));
     gm_pool_unref(pool);
+}
+
+void
+gm_pool_leave(gm_pool *pool)
+{
+    if (GM_UNLIKELY(pool->closed)) {
+        pool_leave_closed(pool);
+    }
+    else {
+        gm_pool_unlock(pool);
+    }
 }
 
 void
@@ -309,12 +320,7 @@ pool_defer(gm_pool *pool, gm_block *block)
         block->u.live.deferred = head;
     } while (!atomic_compare_exchange_weak(&pool->deferred, &head, block));
     if (gm_pool_try_lock(pool)) {
-        if (pool->closed) {
-            pool_leave_closed(pool);
-        }
-        else {
-            gm_pool_unlock(pool);
-        }
+        gm_pool_leave(pool);
     }
     gm_pool_unref(pool);
 }
@@ -332,11 +338,7 @@ gm_pool_free(gm_pool *pool, gm_block *block, uint32_t generation)
     if (GM_LIKELY(block->generation == generation) || block->state == GM_BLOCK_VOID) {
         pool_end_handle_locked(pool, block);
     }
-    if (GM_UNLIKELY(pool->closed)) {
-        pool_leave_closed(pool);
-        return;
-    }
-    gm_pool_unlock(pool);
+    gm_pool_leave(pool);
 }
 
 /* ---- by address ---- */
@@ -417,7 +419,7 @@ gm_pool_placement(gm_pool *pool,
         *offset = block->addr - block->segment->piece.base;
         status = GM_OK;
     }
-    gm_pool_unlock(pool);
+    gm_pool_leave(pool);
     return status;
 }
 

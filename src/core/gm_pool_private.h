@@ -9,14 +9,14 @@
 #ifndef GM_POOL_PRIVATE_H
 #define GM_POOL_PRIVATE_H
 
+#include "gm_lock.h"
 #include "gm_pool.h"
 #include "gm_process.h" // gm_pool_link
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 struct gm_pool {
-    pthread_mutex_t lock;
+    gm_lock lock;
     gm_arena_table arenas;
     gm_block_store store;
     gm_segment *first; // segments, oldest first
@@ -42,6 +42,11 @@ struct gm_pool {
 void gm_pool_lock(gm_pool *pool);
 bool gm_pool_try_lock(gm_pool *pool);
 void gm_pool_unlock(gm_pool *pool);
+
+/* Unlocks for one who may have locked a closed pool: sees to the pool's end, which
+ * nobody else may come by to do. Calls upstream; the caller keeps the pool alive until
+ * here by a reference or a block. */
+void gm_pool_leave(gm_pool *pool);
 
 void gm_pool_ref(gm_pool *pool);
 void gm_pool_unref(gm_pool *pool);

@@ -268,6 +268,8 @@ release_siblings(const gm_pool *pool)
         after = link->number;
         if (sibling != pool && sibling->device == pool->device) {
             bytes += gm_pool_release_idle(sibling);
+            gm_pool_lock(sibling); // its owner may have let go of it meanwhile
+            gm_pool_leave(sibling);
         }
         gm_pool_unref(sibling);
     }

@@ -143,22 +143,39 @@ out_of_range(PyObject *integer, const char *name, const char *range)
     return -1;
 }
 
-int
-gmpy_as_size(PyObject *arg, const char *name, size_t *out)
+/* What gmpy_as_size does with anything but an exact int in range. */
+GM_COLD static int
+as_size_slow(PyObject *arg, const char *name, size_t *out)
 {
-    PyObject *integer = PyLong_CheckExact(arg) ? Py_NewRef(arg) : as_integer(arg, name);
+    PyObject *integer = as_integer(arg, name);
     size_t size;
 
     if (!integer) {
         return -1;
     }
     size = PyLong_AsSize_t(integer);
-    if (GM_UNLIKELY(size == (size_t)-1) && PyErr_Occurred()) {
+    if (size == (size_t)-1 && PyErr_Occurred()) {
         return out_of_range(integer, name, "0 to 2**64-1");
     }
     Py_DECREF(integer);
     *out = size;
     return 0;
+}
+
+int
+gmpy_as_size(PyObject *arg, const char *name, size_t *out)
+{
+    size_t size;
+
+    if (GM_LIKELY(PyLong_CheckExact(arg))) {
+        size = PyLong_AsSize_t(arg);
+        if (GM_LIKELY(size != (size_t)-1)) {
+            *out = size;
+            return 0;
+        }
+        PyErr_Clear(); // the slow way raises it with more to say, if it is an error
+    }
+    return as_size_slow(arg, name, out);
 }
 
 int

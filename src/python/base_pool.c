@@ -90,7 +90,7 @@ empty_pointer(gmpy_state *st, int device)
 PyObject *
 gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
 {
-    const gm_request request = {.size = size, .key = gmpy_current_key(device)};
+    const gm_request request = {.size = size, .key = gmpy_current_key(st, device)};
     gm_block *block;
     PyObject *mem;
 

@@ -131,11 +131,15 @@ device_pool_clear(PyObject *op)
 static void
 device_pool_dealloc(PyObject *op)
 {
+    device_pool *self = (device_pool *)op;
     PyTypeObject *type = Py_TYPE(op);
     GMPY_TAKE_ERROR(pending);
 
     PyObject_GC_UnTrack(op);
-    if (((device_pool *)op)->weakrefs) {
+    if (self->pool) { // no new weak references from here on
+        gmpy_upstream_of(self->pool)->object = NULL;
+    }
+    if (self->weakrefs) {
         PyObject_ClearWeakRefs(op);
     }
     (void)device_pool_clear(op);

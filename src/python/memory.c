@@ -6,7 +6,7 @@
  * ptr, size and device_id of a BaseMemory can be written from Python, as in the pool
  * this one follows, so that tests and wrappers can stand in for memory. What a Memory
  * frees is what it allocated, remembered apart, and only while ptr is not 0: a wrong
- * ptr never reaches the device, and a ptr of 0 gives the memory up.
+ * ptr or device_id never reaches the device, and a ptr of 0 gives the memory up.
  *
  * Threading: objects do not change after construction unless Python code writes to
  * them. The device calls run without the interpreter.
@@ -15,12 +15,11 @@
 
 #include "core/gm_process.h" // gm_process_is_frozen
 
-#include <structmember.h> // T_INT, T_ULONGLONG
-
 typedef struct memory {
     gmpy_base_memory base;
     gmpy_state *st;
-    uintptr_t owned; // what the device gave; 0 for none
+    uintptr_t owned;  // what the device gave; 0 for none
+    int owned_device; // which device that was
 } memory;
 
 /* ---- BaseMemory ---- */
@@ -38,19 +37,31 @@ PyDoc_STRVAR(base_memory_doc,
              "    size (int): length in bytes.\n"
              "    device_id (int): number of the device.");
 
-static PyMemberDef base_memory_members[] = {
-    {"ptr", T_ULONGLONG, offsetof(gmpy_base_memory, ptr), 0,
-     "address of the first byte, 0 for none"},
-    {"size", T_ULONGLONG, offsetof(gmpy_base_memory, size), 0, "length in bytes"},
-    {"device_id", T_INT, offsetof(gmpy_base_memory, device_id), 0,
-     "number of the device"},
-    {0},
-};
+/* An attribute that can be read and written. A value that does not fit leaves it as it
+ * is, which a PyMemberDef would not. */
+#define ATTRIBUTE(name, as_object, from_object)                                        \
+    static PyObject *base_memory_get_##name(PyObject *self, void *Py_UNUSED(closure))  \
+    {                                                                                  \
+        return as_object(((gmpy_base_memory *)self)->name);                            \
+    }                                                                                  \
+                                                                                       \
+    static int base_memory_set_##name(PyObject *self, PyObject *value,                 \
+                                      void *Py_UNUSED(closure))                        \
+    {                                                                                  \
+        if (!value) {                                                                  \
+            PyErr_SetString(PyExc_TypeError, #name " cannot be deleted");              \
+            return -1;                                                                 \
+        }                                                                              \
+        return from_object(value, #name, &((gmpy_base_memory *)self)->name);           \
+    }
+ATTRIBUTE(ptr, PyLong_FromSize_t, gmpy_as_address)
+ATTRIBUTE(size, PyLong_FromSize_t, gmpy_as_size)
+ATTRIBUTE(device_id, PyLong_FromLong, gmpy_as_int)
+#undef ATTRIBUTE
 
-GM_STATIC_ASSERT(sizeof(uintptr_t) == sizeof(unsigned long long),
-                 "ptr is read as unsigned long long");
-GM_STATIC_ASSERT(sizeof(size_t) == sizeof(unsigned long long),
-                 "size is read as unsigned long long");
+GM_STATIC_ASSERT(sizeof(uintptr_t) == sizeof(unsigned long long) &&
+                     sizeof(size_t) == sizeof(unsigned long long),
+                 "derived types read ptr and size as unsigned long long");
 
 static void
 base_memory_dealloc(PyObject *self)
@@ -90,15 +101,23 @@ base_memory_device(PyObject *self, void *Py_UNUSED(closure))
 }
 
 static PyGetSetDef base_memory_getset[] = {
+    {"ptr", base_memory_get_ptr, base_memory_set_ptr,
+     "address of the first byte, 0 for none", NULL},
+    {"size", base_memory_get_size, base_memory_set_size, "length in bytes", NULL},
+    {"device_id", base_memory_get_device_id, base_memory_set_device_id,
+     "number of the device", NULL},
     {"device", base_memory_device, NULL, "the Device the memory is on", NULL},
     {0},
 };
 
 static PyType_Slot base_memory_slots[] = {
-    {Py_tp_doc, (void *)base_memory_doc}, {Py_tp_new, PyType_GenericNew},
-    {Py_tp_dealloc, base_memory_dealloc}, {Py_tp_members, base_memory_members},
-    {Py_tp_getset, base_memory_getset},   {Py_tp_repr, base_memory_repr},
-    {Py_nb_int, base_memory_int},         {0, NULL},
+    {Py_tp_doc, (void *)base_memory_doc},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_dealloc, base_memory_dealloc},
+    {Py_tp_getset, base_memory_getset},
+    {Py_tp_repr, base_memory_repr},
+    {Py_nb_int, base_memory_int},
+    {0, NULL},
 };
 
 static PyType_Spec base_memory_spec = {
@@ -143,8 +162,8 @@ memory_release(memory *mem)
         return;
     }
     Py_BEGIN_ALLOW_THREADS
-    status = gm_backend_mem_free(mem->st->backend, mem->base.device_id, GM_MEM_DEVICE,
-                                 owned);
+    status =
+        gm_backend_mem_free(mem->st->backend, mem->owned_device, GM_MEM_DEVICE, owned);
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         gmpy_unraisable(mem->st, status, "freeing device memory");
@@ -182,6 +201,7 @@ memory_take(memory *mem, gmpy_state *st, size_t size)
     }
     mem->st = st;
     mem->owned = ptr;
+    mem->owned_device = device;
     mem->base.ptr = ptr;
     mem->base.size = size;
     mem->base.device_id = device;

@@ -56,7 +56,7 @@ pointer_alloc(gmpy_state *st)
     if (st->pointers.count > 0) {
         PyObject *self = st->pointers.items[--st->pointers.count];
 
-        return PyObject_Init(self, type);
+        return gmpy_revive(self, type);
     }
 #endif
     return (PyObject *)PyObject_GC_New(gmpy_pointer, type);
@@ -73,8 +73,10 @@ gmpy_pointer_new(gmpy_state *st, PyObject *mem, uintptr_t ptr, int device_id)
     }
     self->ptr = ptr;
     self->mem = mem;
+    self->st = st;
     self->device_id = device_id;
-    if (!is_leaf_memory(st, mem)) {
+    self->tracked = !is_leaf_memory(st, mem);
+    if (GM_UNLIKELY(self->tracked)) {
         PyObject_GC_Track(self);
     }
     return (PyObject *)self;
@@ -91,21 +93,21 @@ pointer_traverse(PyObject *self, visitproc visit, void *arg)
 static void
 pointer_dealloc(PyObject *self)
 {
+    gmpy_pointer *pointer = (gmpy_pointer *)self;
     PyTypeObject *type = Py_TYPE(self);
 
-    if (PyObject_GC_IsTracked(self)) {
+    if (GM_UNLIKELY(pointer->tracked)) {
         PyObject_GC_UnTrack(self);
     }
-    Py_XDECREF(((gmpy_pointer *)self)->mem);
+    Py_XDECREF(pointer->mem);
 #ifndef Py_GIL_DISABLED
-    if (type->tp_dealloc == pointer_dealloc) { // not a subclass
-        gmpy_state *st = PyType_GetModuleState(type);
+    gmpy_state *st = pointer->st;
 
-        if (st && st->pointers.count < GMPY_FREELIST_SIZE) {
-            st->pointers.items[st->pointers.count++] = self;
-            Py_DECREF(type);
-            return;
-        }
+    if (type == gmpy_type(st->MemoryPointerType) &&
+        st->pointers.count < GMPY_FREELIST_SIZE) {
+        st->pointers.items[st->pointers.count++] = self;
+        Py_DECREF(type);
+        return;
     }
 #endif
     type->tp_free(self);
@@ -140,16 +142,25 @@ address_add(uintptr_t address, ptrdiff_t offset, uintptr_t *out)
 static PyObject *
 pointer_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
+    PyObject *module = PyType_GetModuleByDef(type, &gmpy_module_def);
+    gmpy_state *st = module ? gmpy_state_of_module(module) : NULL;
     gmpy_pointer *self;
 
-    if (type->tp_dealloc != pointer_dealloc) { // a subclass
-        return type->tp_alloc(type, 0);
+    if (!st) {
+        return NULL;
     }
-    self = PyObject_GC_New(gmpy_pointer, type);
+    if (type != gmpy_type(st->MemoryPointerType)) {
+        self = (gmpy_pointer *)type->tp_alloc(type, 0);
+    }
+    else {
+        self = (gmpy_pointer *)pointer_alloc(st);
+    }
     if (self) {
         self->ptr = 0;
         self->mem = NULL;
+        self->st = st;
         self->device_id = 0;
+        self->tracked = type != gmpy_type(st->MemoryPointerType);
     }
     return (PyObject *)self;
 }
@@ -157,8 +168,8 @@ pointer_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(k
 static int
 pointer_init(PyObject *op, PyObject *args, PyObject *kwargs)
 {
-    gmpy_state *st = gmpy_state_of(op);
     gmpy_pointer *self = (gmpy_pointer *)op;
+    gmpy_state *st = self->st;
     PyObject *given[2];
     gmpy_base_memory *mem;
     ptrdiff_t offset;
@@ -182,7 +193,8 @@ pointer_init(PyObject *op, PyObject *args, PyObject *kwargs)
     }
     self->mem = Py_NewRef(given[0]);
     self->device_id = mem->device_id;
-    if (!is_leaf_memory(st, given[0]) && !PyObject_GC_IsTracked(op)) {
+    if (!self->tracked && !is_leaf_memory(st, given[0])) {
+        self->tracked = true;
         PyObject_GC_Track(op);
     }
     return 0;
@@ -323,7 +335,8 @@ pointer_repr(PyObject *op)
 static PyObject *
 pointer_device(PyObject *self, void *Py_UNUSED(closure))
 {
-    return gmpy_device_new(gmpy_state_of(self), ((gmpy_pointer *)self)->device_id);
+    return gmpy_device_new(((gmpy_pointer *)self)->st,
+                           ((gmpy_pointer *)self)->device_id);
 }
 
 static PyMemberDef pointer_members[] = {

@@ -61,6 +61,7 @@ typedef struct gmpy_state {
     gm_backend *sim;           // NULL unless the simulated device is in use
     gm_backend *fault;         // the wrapper around it that injects failures
     int device_count;          // 0 until first use
+    bool streams_used;         // some thread made a stream current, or may have
     gmpy_freelist pointers;    // MemoryPointer objects for reuse
     gmpy_freelist handles;     // PooledMemory objects for reuse
 #ifdef Py_GIL_DISABLED
@@ -69,6 +70,20 @@ typedef struct gmpy_state {
 } gmpy_state;
 
 extern PyModuleDef gmpy_module_def;
+
+/* A dead object of exact type `type` back to life, as PyObject_Init does it but without
+ * the calls, where the interpreter keeps no books about new references. */
+static inline PyObject *
+gmpy_revive(PyObject *self, PyTypeObject *type)
+{
+#if defined(Py_REF_DEBUG) || defined(Py_TRACE_REFS)
+    return PyObject_Init(self, type);
+#else
+    Py_INCREF(type);
+    Py_SET_REFCNT(self, 1);
+    return self;
+#endif
+}
 
 /* The state behind an instance of one of our types or of a subclass. */
 gmpy_state *gmpy_state_of(PyObject *self);
@@ -209,9 +224,12 @@ extern _Thread_local gmpy_thread gmpy_this_thread;
 int gmpy_thread_init(PyObject *module, gmpy_state *st);
 
 static inline gm_stream_key
-gmpy_current_key(int device)
+gmpy_current_key(const gmpy_state *st, int device)
 {
-    const gmpy_current *currents = gmpy_this_thread.currents;
+    /* Most programs use the default stream alone and are spared the thread's settings.
+     */
+    bool used = __atomic_load_n(&st->streams_used, __ATOMIC_RELAXED);
+    const gmpy_current *currents = used ? gmpy_this_thread.currents : NULL;
 
     return currents ? currents[device].key : GM_STREAM_KEY_DEFAULT;
 }
@@ -266,6 +284,7 @@ typedef struct gmpy_pooled_memory {
     gmpy_base_memory base;
     gm_block *block; // NULL once given back
     gm_pool *pool;   // valid while block is not NULL
+    gmpy_state *st;
 } gmpy_pooled_memory;
 
 int gmpy_pooled_memory_init(PyObject *module, gmpy_state *st);
@@ -280,7 +299,9 @@ typedef struct gmpy_pointer {
     PyObject_HEAD
     uintptr_t ptr;
     PyObject *mem; // a BaseMemory
+    gmpy_state *st;
     int device_id;
+    bool tracked; // by the collector; of a subclass always
 } gmpy_pointer;
 
 int gmpy_pointer_init(PyObject *module, gmpy_state *st);

@@ -75,10 +75,16 @@ host_range_init(PyObject *arg, size_t size, bool writable, host_range *out)
     int result;
 
     *out = (host_range){0};
+    /* First what is memory itself: a NumPy array also has __index__, a ctypes array
+     * also a value. A ctypes pointer is no sequence; its own buffer is the pointer's
+     * bytes. */
+    if (PyObject_CheckBuffer(arg) && PySequence_Check(arg)) {
+        return host_range_from_buffer(arg, size, writable, out);
+    }
     if (PyIndex_Check(arg)) {
         return gmpy_as_address(arg, "mem", &out->address);
     }
-    value = PyObject_GetAttrString(arg, "value"); // before the buffer: ctypes has both
+    value = PyObject_GetAttrString(arg, "value");
     if (!value) {
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
             return -1;
@@ -100,7 +106,7 @@ host_range_init(PyObject *arg, size_t size, bool writable, host_range *out)
         result = gmpy_as_address(value, "mem.value", &out->address);
     }
     else {
-        result = host_range_from_buffer(arg, size, writable, out);
+        result = host_range_from_buffer(value, size, writable, out); // c_char_p's
     }
     Py_DECREF(value);
     return result;
@@ -152,7 +158,7 @@ finish(gmpy_state *st, gm_status status, const char *what)
 static int
 transfer_init(transfer *t, PyObject *self, bool async, PyObject *stream)
 {
-    *t = (transfer){.st = gmpy_state_of(self), .async = async};
+    *t = (transfer){.st = ((gmpy_pointer *)self)->st, .async = async};
     t->backend = gmpy_backend(t->st);
     if (!t->backend) {
         return -1;
@@ -282,7 +288,7 @@ copy_args_init(const gmpy_signature *signature,
 static PyObject *
 copy_from_either(PyObject *self, const copy_args *a, bool async)
 {
-    return gmpy_is_pointer(gmpy_state_of(self), a->what)
+    return gmpy_is_pointer(((gmpy_pointer *)self)->st, a->what)
                ? copy_from_device(self, a->what, a->size, async, a->stream)
                : copy_host(self, a->what, a->size, GM_COPY_HOST_TO_DEVICE, async,
                            a->stream);

@@ -35,7 +35,7 @@ pooled_memory_alloc(gmpy_state *st)
     if (st->handles.count > 0) {
         PyObject *self = st->handles.items[--st->handles.count];
 
-        return PyObject_Init(self, type);
+        return gmpy_revive(self, type);
     }
 #endif
     return (PyObject *)PyObject_New(gmpy_pooled_memory, type);
@@ -56,6 +56,7 @@ gmpy_pooled_memory_new(gmpy_state *st, gm_pool *pool, gm_block *block)
     self->base.generation = block->generation;
     self->block = block;
     self->pool = pool;
+    self->st = st;
     gmpy_upstream_count(pool, 1);
     return (PyObject *)self;
 }
@@ -95,9 +96,9 @@ pooled_memory_dealloc(PyObject *self)
 
     pooled_memory_release((gmpy_pooled_memory *)self);
 #ifndef Py_GIL_DISABLED
-    gmpy_state *st = PyType_GetModuleState(type);
+    gmpy_state *st = ((gmpy_pooled_memory *)self)->st;
 
-    if (st && st->handles.count < GMPY_FREELIST_SIZE) {
+    if (st->handles.count < GMPY_FREELIST_SIZE) {
         st->handles.items[st->handles.count++] = self;
         Py_DECREF(type);
         return;

@@ -25,7 +25,7 @@ testing_placement(PyObject *module, PyObject *arg)
     size_t offset;
     gm_status status;
 
-    if (!gmpy_is_pointer(st, arg) ||
+    if (!gmpy_is_pointer(st, arg) || !((gmpy_pointer *)arg)->mem ||
         !Py_IS_TYPE(((gmpy_pointer *)arg)->mem, gmpy_type(st->PooledMemoryType))) {
         PyErr_SetString(PyExc_TypeError, "expected a MemoryPointer into pooled memory");
         return NULL;

@@ -243,6 +243,7 @@ resolve(gmpy_state *st, PyObject *stream, gmpy_current *out)
     }
     out->handle = ((gmpy_stream *)stream)->handle;
     out->stream = Py_NewRef(stream);
+    __atomic_store_n(&st->streams_used, true, __ATOMIC_RELAXED);
     return 0;
 }
 

@@ -38,6 +38,9 @@ __attribute__((format(printf, 1, 2))) void harness_note(const char *format, ...)
  * 1. Loops over many rounds divide by it. */
 int harness_slowness(void);
 
+/* Valgrind cannot map what a large device needs. */
+bool harness_under_valgrind(void);
+
 #define TEST(name)                                                                     \
     static void name(void);                                                            \
     __attribute__((constructor)) static void register_##name(void)                     \

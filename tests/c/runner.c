@@ -63,15 +63,21 @@ harness_note(const char *format, ...)
 #define BUILT_WITH_SANITIZER 1
 #endif
 
+bool
+harness_under_valgrind(void)
+{
+    // Valgrind puts its own library in front of the others.
+    const char *preload = getenv("LD_PRELOAD");
+    return preload != NULL && strstr(preload, "vgpreload") != NULL;
+}
+
 int
 harness_slowness(void)
 {
 #ifdef BUILT_WITH_SANITIZER
     return 10;
 #else
-    // Valgrind puts its own library in front of the others.
-    const char *preload = getenv("LD_PRELOAD");
-    return preload != NULL && strstr(preload, "vgpreload") != NULL ? 10 : 1;
+    return harness_under_valgrind() ? 10 : 1;
 #endif
 }
 

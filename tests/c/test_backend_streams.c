@@ -150,6 +150,34 @@ CONFORMANCE(elapsed_time)
     give(b, GM_MEM_DEVICE, ptr);
 }
 
+/* A wait may cross devices; a record and a measurement may not. */
+CONFORMANCE(events_and_devices)
+{
+    int count = 0;
+    CHECK_EQ(gm_backend_device_count(b, &count), GM_OK);
+    if (count < 2) {
+        SKIP("one device");
+    }
+    gm_stream here = take_stream(b, 0), there = 0;
+    gm_event event = take_event(b, 0), far_event = 0;
+    float ms = 7.0f;
+    CHECK_EQ(gm_backend_stream_create(b, 1, 0, 0, &there), GM_OK);
+    CHECK_EQ(gm_backend_event_create(b, 1, 0, &far_event), GM_OK);
+    CHECK_EQ(gm_backend_event_record(b, event, there), GM_DEVICE_ERROR(400));
+    CHECK_EQ(gm_backend_event_record(b, event, here), GM_OK);
+    CHECK_EQ(gm_backend_event_record(b, far_event, there), GM_OK);
+    CHECK_EQ(gm_backend_stream_wait_event(b, there, event), GM_OK);
+    CHECK_EQ(gm_backend_stream_synchronize(b, there), GM_OK);
+    CHECK_EQ(gm_backend_event_query(b, event), GM_OK);
+    CHECK_EQ(gm_backend_event_elapsed(b, event, far_event, &ms), GM_DEVICE_ERROR(400));
+    CHECK(ms == 7.0f);
+    CHECK_EQ(gm_backend_last_error(b), 0);
+    CHECK_EQ(gm_backend_event_destroy(b, far_event), GM_OK);
+    CHECK_EQ(gm_backend_event_destroy(b, event), GM_OK);
+    CHECK_EQ(gm_backend_stream_destroy(b, there), GM_OK);
+    CHECK_EQ(gm_backend_stream_destroy(b, here), GM_OK);
+}
+
 /* ---- identity of streams ---- */
 
 static uint64_t

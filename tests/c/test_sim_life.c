@@ -7,10 +7,11 @@
 
 #include "core/gm_process.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <unistd.h> // fork()
+#include <unistd.h> // fork(), pipe(), write()
 
 #define INVALID_VALUE GM_DEVICE_ERROR(1)
 
@@ -45,6 +46,7 @@ TEST(sim_ledger_counts)
     CHECK_EQ(gm_backend_mem_free(b, 1, GM_MEM_DEVICE, far_ptr), GM_OK);
     give(b, GM_MEM_PINNED, pinned);
     give(b, GM_MEM_MANAGED, managed);
+    give(b, GM_MEM_DEVICE, take(b, GM_MEM_DEVICE, 1)); // less than the peak
     ledger = read_ledger(b);
     CHECK_EQ(ledger.errors, 1);
     CHECK_EQ(ledger.peak_bytes, 1024 + 512);
@@ -104,6 +106,7 @@ TEST(sim_log_tells_what_was_called)
         CHECK_EQ(gm_backend_device_synchronize(b, 1), GM_OK);
     }
     CHECK_EQ(gm_sim_log_count(b), 1000);
+    check_call(b, 0, (gm_sim_call){"device_synchronize", 1, 0, 0, GM_OK});
     check_call(b, 999, (gm_sim_call){"device_synchronize", 1, 0, 0, GM_OK});
     gm_backend_close(b);
 }
@@ -147,6 +150,7 @@ TEST(sim_handles_are_used_again)
     CHECK_EQ(take_stream(b, 0), first);
     CHECK_EQ(gm_backend_stream_id(b, first, &id_again), GM_OK);
     CHECK(id != id_again);
+    CHECK_EQ(gm_backend_stream_query(b, first + 1), GM_DEVICE_ERROR(400));
     CHECK_EQ(gm_backend_event_destroy(b, event), GM_OK);
     CHECK_EQ(take_event(b, 0), event);
     gm_backend_close(b);
@@ -271,10 +275,14 @@ TEST(sim_is_gone_in_a_forked_child)
     gm_backend *b = open_sim((gm_sim_options){.devices = 1, .memory = 2 * MIB});
     uintptr_t ptr = take(b, GM_MEM_DEVICE, 512);
     CHECK_EQ(gm_backend_set(b, ptr, 5, 512), GM_OK);
+    int ends[2];
+    CHECK_EQ(pipe(ends), 0);
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
         uintptr_t out = 7;
+        // Its parent's device memory is no address here.
+        bool unmapped = write(ends[1], (void *)ptr, 1) == -1 && errno == EFAULT;
         bool refused =
             gm_backend_mem_alloc(b, 0, GM_MEM_DEVICE, 512, &out) ==
                 GM_DEVICE_ERROR(3) &&
@@ -287,7 +295,7 @@ TEST(sim_is_gone_in_a_forked_child)
         bool opened = gm_backend_sim_open(&options, &own) == GM_OK &&
                       gm_backend_mem_alloc(own, 0, GM_MEM_DEVICE, 512, &out) == GM_OK &&
                       gm_backend_set(own, out, 6, 512) == GM_OK;
-        _exit(refused && opened ? 0 : 1);
+        _exit(unmapped && refused && opened ? 0 : 1);
     }
     int status = -1;
     CHECK_EQ(waitpid(child, &status, 0), child);

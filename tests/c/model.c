@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The naive pool. See model.h.
+ */
+#include "model.h"
+
+#include "harness.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define UNIT 512
+
+typedef struct model_block {
+    size_t offset;
+    size_t size;
+    size_t requested; // 0 while free
+} model_block;
+
+struct model_segment {
+    uint64_t serial;
+    uint64_t key;
+    size_t size;
+    model_block *blocks; // by offset
+    size_t block_count;
+};
+
+static void *
+resize(void *array, size_t count, size_t item)
+{
+    void *grown = realloc(array, count * item + 1); // never a size of 0
+
+    CHECK(grown != NULL);
+    return grown;
+}
+
+static void
+insert_block(model_segment *s, size_t at, model_block block)
+{
+    s->blocks = resize(s->blocks, s->block_count + 1, sizeof *s->blocks);
+    memmove(s->blocks + at + 1, s->blocks + at,
+            (s->block_count - at) * sizeof *s->blocks);
+    s->blocks[at] = block;
+    s->block_count++;
+}
+
+static void
+remove_block(model_segment *s, size_t at)
+{
+    memmove(s->blocks + at, s->blocks + at + 1,
+            (s->block_count - at - 1) * sizeof *s->blocks);
+    s->block_count--;
+}
+
+static void
+remove_segment(model *m, size_t at)
+{
+    free(m->segments[at].blocks);
+    memmove(m->segments + at, m->segments + at + 1,
+            (m->segment_count - at - 1) * sizeof *m->segments);
+    m->segment_count--;
+}
+
+void
+model_fini(model *m)
+{
+    while (m->segment_count > 0) {
+        remove_segment(m, m->segment_count - 1);
+    }
+    free(m->segments);
+    *m = (model){0};
+}
+
+model_sums
+model_sum(const model *m)
+{
+    model_sums sums = {0};
+
+    for (size_t i = 0; i < m->segment_count; i++) {
+        const model_segment *s = &m->segments[i];
+        size_t older = 0;
+
+        sums.total += s->size;
+        for (size_t j = 0; j < s->block_count; j++) {
+            const model_block *b = &s->blocks[j];
+
+            sums.requested += b->requested;
+            sums.used += b->requested > 0 ? b->size : 0;
+            sums.live_blocks += b->requested > 0;
+            sums.free_blocks += b->requested == 0;
+        }
+        while (m->segments[older].key != s->key) {
+            older++;
+        }
+        sums.keys += older == i; // the first one of its key
+    }
+    return sums;
+}
+
+static size_t
+larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+static void
+note_peaks(model *m)
+{
+    model_sums sums = model_sum(m);
+
+    m->peak_requested = larger(m->peak_requested, sums.requested);
+    m->peak_used = larger(m->peak_used, sums.used);
+    m->peak_total = larger(m->peak_total, sums.total);
+}
+
+/* The smallest free block of `key` that fits, the earliest of equals: segments are in
+ * the order of their serials, and blocks in that of their offsets. */
+static bool
+find_best(
+    const model *m, size_t rounded, uint64_t key, size_t *segment_at, size_t *block_at)
+{
+    size_t best = SIZE_MAX;
+
+    for (size_t i = 0; i < m->segment_count; i++) {
+        const model_segment *s = &m->segments[i];
+
+        for (size_t j = 0; s->key == key && j < s->block_count; j++) {
+            const model_block *b = &s->blocks[j];
+
+            if (b->requested == 0 && b->size >= rounded && b->size < best) {
+                best = b->size;
+                *segment_at = i;
+                *block_at = j;
+            }
+        }
+    }
+    return best != SIZE_MAX;
+}
+
+static bool
+limit_allows(const model *m, size_t rounded)
+{
+    return m->limit == 0 || model_sum(m).total + rounded <= m->limit;
+}
+
+static bool
+add_segment(model *m, size_t rounded, uint64_t key)
+{
+    model_segment s = {.serial = m->next_serial, .key = key, .size = rounded};
+
+    if (!limit_allows(m, rounded)) {
+        m->retries += model_release(m, NULL) > 0;
+        if (!limit_allows(m, rounded)) {
+            m->refusals++;
+            return false;
+        }
+    }
+    insert_block(&s, 0, (model_block){.size = rounded});
+    m->segments = resize(m->segments, m->segment_count + 1, sizeof *m->segments);
+    m->segments[m->segment_count++] = s;
+    m->next_serial++;
+    return true;
+}
+
+bool
+model_malloc(model *m, size_t size, uint64_t key, model_place *out)
+{
+    size_t rounded = (size + UNIT - 1) / UNIT * UNIT;
+    size_t i = 0, j = 0;
+
+    if (find_best(m, rounded, key, &i, &j)) {
+        m->hits++;
+    }
+    else if (add_segment(m, rounded, key)) {
+        m->misses++;
+        i = m->segment_count - 1;
+        j = 0;
+    }
+    else {
+        return false;
+    }
+    model_segment *s = &m->segments[i];
+    model_block whole = s->blocks[j];
+
+    s->blocks[j] = (model_block){whole.offset, rounded, size};
+    if (whole.size > rounded) {
+        insert_block(s, j + 1,
+                     (model_block){whole.offset + rounded, whole.size - rounded, 0});
+        m->splits++;
+    }
+    *out = (model_place){s->serial, whole.offset};
+    note_peaks(m);
+    return true;
+}
+
+/* Joins block `at` with the one above it if both are free. */
+static void
+join(model *m, model_segment *s, size_t at)
+{
+    if (at + 1 < s->block_count && s->blocks[at].requested == 0 &&
+        s->blocks[at + 1].requested == 0) {
+        s->blocks[at].size += s->blocks[at + 1].size;
+        remove_block(s, at + 1);
+        m->merges++;
+    }
+}
+
+bool
+model_free(model *m, model_place place)
+{
+    for (size_t i = 0; i < m->segment_count; i++) {
+        model_segment *s = &m->segments[i];
+
+        for (size_t j = 0; s->serial == place.serial && j < s->block_count; j++) {
+            if (s->blocks[j].offset == place.offset && s->blocks[j].requested > 0) {
+                s->blocks[j].requested = 0;
+                join(m, s, j);
+                if (j > 0) {
+                    join(m, s, j - 1);
+                }
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+size_t
+model_release(model *m, const uint64_t *key)
+{
+    size_t bytes = 0;
+
+    for (size_t i = m->segment_count; i-- > 0;) {
+        const model_segment *s = &m->segments[i];
+
+        if (s->block_count == 1 && s->blocks[0].requested == 0 &&
+            (key == NULL || *key == s->key)) {
+            bytes += s->size;
+            m->releases++;
+            remove_segment(m, i);
+        }
+    }
+    return bytes;
+}

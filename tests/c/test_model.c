@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The pool against the naive one of model.h: the same random requests to both, several
+ * streams, with limits, releases and frees by address in between. Every block lies
+ * where the model puts it and every counter says what the model counts.
+ */
+#include "dice.h"
+#include "holding.h"
+#include "ledger.h"
+#include "model.h"
+
+enum {
+    LIVE_MAX = 400,
+    KEYS = 4,
+};
+
+typedef struct pair {
+    holding held;
+    model_place place;
+} pair;
+
+typedef struct race {
+    ledger books;
+    gm_pool *pool;
+    model model;
+    dice d;
+    pair live[LIVE_MAX];
+    size_t live_count;
+    bool thorough; // walks the whole pool after each step
+} race;
+
+static void
+check_counters(const race *r)
+{
+    const model *m = &r->model;
+    model_sums sums = model_sum(m);
+    gm_stats stats = stats_of(r->pool);
+    gm_stats expected = {
+        .requested_bytes = sums.requested,
+        .used_bytes = sums.used,
+        .free_bytes = sums.total - sums.used,
+        .total_bytes = sums.total,
+        .limit_bytes = m->limit,
+        .peak_requested_bytes = m->peak_requested,
+        .peak_used_bytes = m->peak_used,
+        .peak_total_bytes = m->peak_total,
+        .live_blocks = sums.live_blocks,
+        .free_blocks = sums.free_blocks,
+        .segments = m->segment_count,
+        .arenas = sums.keys,
+        .hits = m->hits,
+        .misses = m->misses,
+        .splits = m->splits,
+        .merges = m->merges,
+        .upstream_allocations = m->misses,
+        .upstream_frees = m->releases,
+        .retries = m->retries,
+        .out_of_memory = m->refusals,
+    };
+
+    check_same_stats(&stats, &expected);
+    CHECK_EQ(r->books.bytes, sums.total);
+}
+
+/* Mostly a few units, at times many. */
+static size_t
+some_size(dice *d)
+{
+    switch (dice_below(d, 8)) {
+    case 0:
+        return 1 + dice_below(d, UNITS(2000));
+    case 1:
+    case 2:
+        return UNITS(1 + dice_below(d, 40));
+    default:
+        return 1 + dice_below(d, UNITS(12));
+    }
+}
+
+static void
+step_malloc(race *r)
+{
+    size_t size = some_size(&r->d);
+    uint64_t key = dice_below(&r->d, KEYS) * 1000;
+    pair p = {0};
+    bool fits = model_malloc(&r->model, size, key, &p.place);
+
+    CHECK_EQ(try_hold(r->pool, size, key, &p.held), fits ? GM_OK : GM_ERR_LIMIT);
+    if (fits) {
+        CHECK_EQ(p.held.block->size, (size + 511) / 512 * 512);
+        check_place(p.held, p.place.serial, p.place.offset);
+        r->live[r->live_count++] = p;
+    }
+}
+
+static void
+step_free(race *r)
+{
+    size_t at = dice_below(&r->d, r->live_count);
+    pair p = r->live[at];
+
+    r->live[at] = r->live[--r->live_count];
+    CHECK(model_free(&r->model, p.place));
+    if (dice_below(&r->d, 10) == 0) {
+        CHECK_EQ(gm_pool_free_address(r->pool, p.held.block->addr), GM_OK);
+        check_void(p.held);
+    }
+    let_go(p.held);
+}
+
+static void
+step_other(race *r)
+{
+    uint64_t key = dice_below(&r->d, KEYS) * 1000;
+
+    switch (dice_below(&r->d, 3)) {
+    case 0:
+        CHECK_EQ(gm_pool_release_idle(r->pool), model_release(&r->model, NULL));
+        break;
+    case 1:
+        CHECK_EQ(gm_pool_release_idle_of(r->pool, key), model_release(&r->model, &key));
+        break;
+    default:
+        // At times below what is held, at times none.
+        r->model.limit = dice_below(&r->d, 2) == 0
+                             ? 0
+                             : model_sum(&r->model).total / 2 +
+                                   dice_below(&r->d, UNITS(1500));
+        gm_pool_set_limit(r->pool, r->model.limit);
+    }
+}
+
+static void
+step(race *r, size_t wanted_live)
+{
+    if (dice_below(&r->d, 200) == 0) {
+        step_other(r);
+    }
+    else if (r->live_count == 0 ||
+             (r->live_count < LIVE_MAX &&
+              dice_below(&r->d, 2 * wanted_live) >= r->live_count)) {
+        step_malloc(r);
+    }
+    else {
+        step_free(r);
+    }
+    check_counters(r);
+    if (r->thorough) {
+        check_pool(r->pool);
+    }
+}
+
+static void
+run_race(uint64_t seed, size_t wanted_live, size_t steps, bool thorough)
+{
+    static race r;
+
+    harness_note("seed %llu", (unsigned long long)seed);
+    r = (race){.d = {seed}, .thorough = thorough};
+    ledger_init(&r.books);
+    r.pool = ledger_pool(&r.books, 0);
+    for (size_t i = 0; i < steps; i++) {
+        step(&r, wanted_live);
+    }
+    check_pool(r.pool);
+    while (r.live_count > 0) {
+        step_free(&r);
+    }
+    check_counters(&r);
+    gm_pool_close(r.pool);
+    model_fini(&r.model);
+    ledger_fini(&r.books);
+}
+
+TEST(model_long_runs_agree)
+{
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        run_race(seed, 200, 50000 / (size_t)harness_slowness(), false);
+    }
+}
+
+TEST(model_runs_of_few_blocks_agree)
+{
+    for (uint64_t seed = 100; seed < 120; seed++) {
+        run_race(seed, 8, 5000 / (size_t)harness_slowness(), true);
+    }
+}
+
+TEST(model_runs_checked_at_each_step_agree)
+{
+    for (uint64_t seed = 200; seed < 205; seed++) {
+        run_race(seed, 80, 2000 / (size_t)harness_slowness(), true);
+    }
+}

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: MIT
+"""The suite's surroundings: which device it runs on, and that each test leaves nothing.
+
+GPUMEM_BACKEND chooses the device, the simulated one unless it says cuda. In this process
+that one has two devices, so that what needs two is tested everywhere; programs that the
+tests start get the default of one. A GPUMEM_SIM_DEVICES that is set stands.
+"""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import gpumem
+from gpumem import testing
+
+MARKERS = {
+    "gpu": "needs a real GPU: runs with GPUMEM_BACKEND=cuda",
+    "sim_only": "looks into the simulated device, or injects failures into it",
+    "two_devices": "needs two devices",
+    "misuse": "has the device refuse a bad address or handle, which it counts",
+}
+WATCHDOG_SECONDS = 60
+
+
+def open_backend():
+    """Opens the device of this process."""
+    os.environ.setdefault("GPUMEM_BACKEND", "sim")
+    if "GPUMEM_SIM_DEVICES" in os.environ:
+        return gpumem.get_backend()
+    os.environ["GPUMEM_SIM_DEVICES"] = "2"
+    try:
+        return gpumem.get_backend()
+    finally:
+        del os.environ["GPUMEM_SIM_DEVICES"]
+
+
+def pytest_configure(config):
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+    try:
+        open_backend()
+    except (RuntimeError, ValueError) as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_report_header():
+    devices = gpumem.get_device_count()
+    return f"gpumem: {gpumem.get_backend()}, devices: {devices}"
+
+
+def pytest_collection_modifyitems(items):
+    """Skips, with the reason, what this device cannot run."""
+    sim = gpumem.get_backend() == "sim"
+    reasons = {
+        "gpu": sim and "needs a GPU: set GPUMEM_BACKEND=cuda on a machine with one",
+        "sim_only": not sim and "asks the simulated device for what it saw",
+        "two_devices": gpumem.get_device_count() < 2 and "needs two devices",
+    }
+    for item in items:
+        for name, reason in reasons.items():
+            if reason and item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    if outcome.get_result().failed:
+        item.gpumem_failed = True  # its traceback holds what it held
+
+
+def held():
+    """What the simulated device has given out and not got back."""
+    found = testing.ledger()._asdict()
+    del found["peak_bytes"], found["errors"]
+    return found
+
+
+def settle(test, before):
+    """Ends what is left of a test by right: what its fixtures gave it, work that is
+    still queued, the cycle of an exception it kept and its frame."""
+    test.funcargs.clear()
+    for number in range(gpumem.get_device_count()):
+        gpumem.Device(number).synchronize()
+    if held() != before:
+        gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request):
+    """Each test begins without an allocator and ends as it began: nothing taken from
+    the device, no fault of ours noticed by it, the collector and the thread's settings
+    as they were."""
+    gpumem.set_allocator(None)
+    collecting = gc.isenabled()
+    sim = gpumem.get_backend() == "sim"
+    before, errors = (held(), testing.ledger().errors) if sim else ({}, 0)
+    yield
+    gpumem.set_allocator(None)
+    if hasattr(request.node, "gpumem_failed"):
+        return
+    assert gc.isenabled() == collecting
+    assert gpumem.get_allocator() is gpumem.malloc
+    assert testing.last_error() == 0
+    if sim:
+        settle(request.node, before)
+        assert held() == before
+        if not request.node.get_closest_marker("misuse"):
+            assert testing.ledger().errors == errors
+
+
+@pytest.fixture
+def pool():
+    """A new MemoryPool, whose invariants must hold at the end."""
+    pool = gpumem.MemoryPool()
+    yield pool
+    testing.check_pool(pool)
+
+
+@pytest.fixture
+def unraisable(monkeypatch):
+    """The exceptions that were reported out of destructors."""
+    reports = []
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda report: reports.append(report.exc_value)
+    )
+    return reports
+
+
+@pytest.fixture
+def script():
+    """A function that runs Python code in an interpreter of its own, with the gpumem
+    under test, and returns the CompletedProcess. Keywords are environment variables,
+    None takes one away; `options` are the interpreter's."""
+    root = Path(gpumem.__path__[0]).parent
+
+    def run(code, *, options=(), timeout=WATCHDOG_SECONDS, **environ):
+        environ = {**os.environ, "PYTHONPATH": str(root), **environ}
+        return subprocess.run(
+            [sys.executable, *options, "-c", code],
+            env={name: text for name, text in environ.items() if text is not None},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run
+
+
+@pytest.fixture
+def in_threads():
+    """A function that runs `work(index)` in `count` threads at once, hands back what
+    they returned, and raises what one raised; it fails where they do not come to an
+    end in time."""
+
+    def run(count, work):
+        results = [None] * count
+        errors = []
+        start = threading.Barrier(count)
+
+        def body(index):
+            try:
+                start.wait(WATCHDOG_SECONDS)
+                results[index] = work(index)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [
+            threading.Thread(target=body, args=(index,), daemon=True)
+            for index in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WATCHDOG_SECONDS)
+        assert not any(thread.is_alive() for thread in threads), "threads hang"
+        if errors:
+            raise errors[0]
+        return results
+
+    return run
