@@ -73,7 +73,7 @@ class BuildCore(build_ext):
             compile_args += ["-O0", "-g3", "-UNDEBUG", "-U_FORTIFY_SOURCE"]
             macros.append(("GM_DEBUG", "1"))
         else:
-            compile_args.append("-O3")
+            compile_args += ["-O3", "-fno-plt"]
         sanitizer = os.environ.get("GPUMEM_SANITIZE", "")
         if sanitizer:
             if sanitizer not in SANITIZERS:

@@ -21,34 +21,9 @@ def current_device_kept():
 
 
 @pytest.fixture
-def two_devices():
-    if get_device_count() < 2:
-        pytest.skip("needs two devices; the simulated one: GPUMEM_SIM_DEVICES=2")
-
-
-@pytest.fixture
-def sim_only():
-    if gpumem.get_backend() != "sim":
-        pytest.skip("asks the simulated device for what it saw")
-
-
-def in_thread(function):
-    """What `function` returns, or raises, when another thread runs it."""
-    outcome = []
-
-    def run():
-        try:
-            outcome.append((function(), None))
-        except BaseException as error:
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    value, error = outcome[0]
-    if error is not None:
-        raise error
-    return value
+def in_thread(in_threads):
+    """What a function returns, or raises, when another thread runs it."""
+    return lambda function: in_threads(1, lambda _: function())[0]
 
 
 # ---- as a value ----
@@ -95,7 +70,8 @@ def test_arguments_are_checked():
         Device(0, 0)
 
 
-def test_equal_numbers_are_equal_devices(two_devices):
+@pytest.mark.two_devices
+def test_equal_numbers_are_equal_devices():
     assert Device(0) == Device(0) and not Device(0) != Device(0)
     assert Device(0) != Device(1) and not Device(0) == Device(1)
     assert len({Device(0), Device(0), Device(1)}) == 2
@@ -141,7 +117,8 @@ def test_a_subclass_keeps_its_own_arguments_and_the_behaviour():
         assert entered is named
 
 
-def test_copies_do_not_come_to_be_another_device(two_devices):
+@pytest.mark.two_devices
+def test_copies_do_not_come_to_be_another_device():
     with pytest.raises(TypeError):
         copy.copy(Device(1))
 
@@ -156,12 +133,14 @@ def test_the_type_is_not_leaked():
 # ---- the current device ----
 
 
-def test_a_thread_starts_on_device_0(two_devices):
+@pytest.mark.two_devices
+def test_a_thread_starts_on_device_0(in_thread):
     with Device(1):
         assert in_thread(get_device_id) == 0
 
 
-def test_use_is_for_good_and_for_this_thread(two_devices):
+@pytest.mark.two_devices
+def test_use_is_for_good_and_for_this_thread(in_thread):
     def use():
         Device(1).use()
         return get_device_id(), Device()
@@ -170,7 +149,8 @@ def test_use_is_for_good_and_for_this_thread(two_devices):
     assert get_device_id() == 0
 
 
-def test_with_goes_back_and_nests(two_devices):
+@pytest.mark.two_devices
+def test_with_goes_back_and_nests():
     with Device(1) as first:
         assert first == Device(1)
         with Device(0):
@@ -182,14 +162,16 @@ def test_with_goes_back_and_nests(two_devices):
     assert get_device_id() == 0
 
 
-def test_with_goes_back_after_an_error_and_lets_it_pass(two_devices):
+@pytest.mark.two_devices
+def test_with_goes_back_after_an_error_and_lets_it_pass():
     with pytest.raises(KeyError, match="mine"):
         with Device(1):
             raise KeyError("mine")
     assert get_device_id() == 0
 
 
-def test_with_goes_back_although_use_was_called_inside(two_devices):
+@pytest.mark.two_devices
+def test_with_goes_back_although_use_was_called_inside():
     Device(1).use()
     with Device(0):
         Device(1).use()
@@ -198,7 +180,8 @@ def test_with_goes_back_although_use_was_called_inside(two_devices):
     Device(0).use()
 
 
-def test_one_object_can_be_entered_twice(two_devices):
+@pytest.mark.two_devices
+def test_one_object_can_be_entered_twice():
     device = Device(1)
     with device:
         with Device(0):
@@ -209,7 +192,8 @@ def test_one_object_can_be_entered_twice(two_devices):
     assert get_device_id() == 0
 
 
-def test_one_object_can_be_entered_by_two_threads_at_once(two_devices):
+@pytest.mark.two_devices
+def test_one_object_can_be_entered_by_two_threads_at_once():
     device = Device(1)
     both_inside = threading.Barrier(2, timeout=30)
     one_left = threading.Event()
@@ -233,7 +217,8 @@ def test_one_object_can_be_entered_by_two_threads_at_once(two_devices):
     assert seen == {"here": 0, "inside": 1, "after": 1}
 
 
-def test_the_outer_of_two_may_be_left_first(two_devices):
+@pytest.mark.two_devices
+def test_the_outer_of_two_may_be_left_first():
     outer, inner = Device(1), Device(0)
     Device(1).use()
     inner.__enter__()
@@ -246,7 +231,7 @@ def test_the_outer_of_two_may_be_left_first(two_devices):
     Device(0).use()
 
 
-def test_leaving_what_was_not_entered_is_an_error():
+def test_leaving_what_was_not_entered_is_an_error(in_thread):
     device = Device(0)
     with pytest.raises(RuntimeError, match="gpumem.Device 0"):
         device.__exit__(None, None, None)
@@ -255,7 +240,8 @@ def test_leaving_what_was_not_entered_is_an_error():
             in_thread(lambda: device.__exit__(None, None, None))
 
 
-def test_a_device_that_cannot_be_used_is_not_entered(sim_only):
+@pytest.mark.sim_only
+def test_a_device_that_cannot_be_used_is_not_entered():
     device = Device(0)
     with testing.fail("device_set", code=46):
         with pytest.raises(gpumem.CUDARuntimeError) as caught:
@@ -265,7 +251,8 @@ def test_a_device_that_cannot_be_used_is_not_entered(sim_only):
         device.__exit__(None, None, None)
 
 
-def test_many_nested_scopes(two_devices):
+@pytest.mark.two_devices
+def test_many_nested_scopes():
     devices = [Device(number % 2) for number in range(100)]
     for device in devices:
         device.__enter__()
@@ -278,7 +265,8 @@ def test_many_nested_scopes(two_devices):
 # ---- asking it ----
 
 
-def test_mem_info_counts_what_is_taken(sim_only):
+@pytest.mark.sim_only
+def test_mem_info_counts_what_is_taken():
     free, total = Device(0).mem_info
     memory = gpumem.malloc(1 << 20)
     assert Device(0).mem_info == (free - (1 << 20), total)
@@ -291,7 +279,9 @@ def test_mem_info_is_plausible():
     assert 0 < free <= total
 
 
-def test_mem_info_is_of_this_device_and_not_of_the_current_one(two_devices, sim_only):
+@pytest.mark.two_devices
+@pytest.mark.sim_only
+def test_mem_info_is_of_this_device_and_not_of_the_current_one():
     before = [Device(number).mem_info[0] for number in (0, 1)]
     with Device(1):
         memory = gpumem.malloc(4096)
@@ -302,7 +292,9 @@ def test_mem_info_is_of_this_device_and_not_of_the_current_one(two_devices, sim_
     del memory
 
 
-def test_synchronize_waits_for_the_work_of_this_device_alone(two_devices, sim_only):
+@pytest.mark.two_devices
+@pytest.mark.sim_only
+def test_synchronize_waits_for_the_work_of_this_device_alone():
     host = bytes(64)
     memories = []
     for number in (0, 1):
@@ -316,7 +308,8 @@ def test_synchronize_waits_for_the_work_of_this_device_alone(two_devices, sim_on
     assert testing.ledger().pending == pending - 2
 
 
-def test_errors_of_the_runtime_come_out(sim_only):
+@pytest.mark.sim_only
+def test_errors_of_the_runtime_come_out():
     for call, use in [
         ("device_synchronize", lambda: Device(0).synchronize()),
         ("mem_info", lambda: Device(0).mem_info),

@@ -3,8 +3,6 @@
 
 import copy
 import gc
-import os
-import subprocess
 import sys
 import weakref
 
@@ -12,18 +10,6 @@ import pytest
 
 import gpumem
 from gpumem import Device, Event, Stream, get_elapsed_time, testing
-
-
-@pytest.fixture
-def sim_only():
-    if gpumem.get_backend() != "sim":
-        pytest.skip("asks the simulated device for what it saw")
-
-
-@pytest.fixture
-def two_devices():
-    if gpumem.get_device_count() < 2:
-        pytest.skip("needs two devices; the simulated one: GPUMEM_SIM_DEVICES=2")
 
 
 def queue_work(stream, size=4096):
@@ -42,14 +28,16 @@ def test_a_new_event_counts_as_having_happened():
     event.synchronize()
 
 
-def test_an_event_is_of_the_current_device(two_devices):
+@pytest.mark.two_devices
+def test_an_event_is_of_the_current_device():
     with Device(1):
         event = Event()
     assert event.device_id == 1
     assert Event().device_id == 0
 
 
-def test_options_reach_the_runtime(sim_only):
+@pytest.mark.sim_only
+def test_options_reach_the_runtime():
     timed, untimed = Event(block=True), Event(False, True)
     for event in (timed, untimed):
         event.record(Stream.null)
@@ -82,7 +70,8 @@ def test_a_truth_value_may_fail():
         Event(block=Undecided())
 
 
-def test_a_failed_construction_leaves_nothing(sim_only):
+@pytest.mark.sim_only
+def test_a_failed_construction_leaves_nothing():
     before = testing.ledger().events
     with testing.fail("event_create", code=999):
         with pytest.raises(gpumem.CUDARuntimeError) as caught:
@@ -91,7 +80,8 @@ def test_a_failed_construction_leaves_nothing(sim_only):
     assert testing.ledger().events == before
 
 
-def test_an_event_is_initialised_once(sim_only):
+@pytest.mark.sim_only
+def test_an_event_is_initialised_once():
     event = Event()
     ptr, events = event.ptr, testing.ledger().events
     with pytest.raises(RuntimeError, match="already"):
@@ -99,7 +89,8 @@ def test_an_event_is_initialised_once(sim_only):
     assert (event.ptr, testing.ledger().events) == (ptr, events)
 
 
-def test_initialising_may_be_tried_again_after_a_failure(sim_only):
+@pytest.mark.sim_only
+def test_initialising_may_be_tried_again_after_a_failure():
     event = Event.__new__(Event)
     with testing.fail("event_create", code=999):
         with pytest.raises(gpumem.CUDARuntimeError):
@@ -122,7 +113,8 @@ def test_a_subclass_may_have_arguments_of_its_own():
 # ---- the end of one ----
 
 
-def test_the_handle_goes_with_the_object(sim_only):
+@pytest.mark.sim_only
+def test_the_handle_goes_with_the_object():
     before = testing.ledger().events
     events = [Event() for _ in range(10)]
     assert testing.ledger().events == before + 10
@@ -130,7 +122,8 @@ def test_the_handle_goes_with_the_object(sim_only):
     assert testing.ledger().events == before
 
 
-def test_a_subclass_in_a_cycle_is_collected(sim_only):
+@pytest.mark.sim_only
+def test_a_subclass_in_a_cycle_is_collected():
     class Cyclic(Event):
         pass
 
@@ -153,9 +146,9 @@ def test_a_weak_reference_dies_with_the_event():
     assert watch() is None
 
 
-def test_a_destructor_that_fails_reports_and_keeps_the_pending_error():
+def test_a_destructor_that_fails_reports_and_keeps_the_pending_error(script):
     # In a process of its own: the handle stays behind.
-    script = """
+    code = """
 import sys
 from gpumem import Event, testing
 
@@ -174,12 +167,7 @@ with testing.fail("event_destroy", code=999):
     except KeyError as error:
         print(error, reports)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"GPUMEM_BACKEND": "sim"},
-        capture_output=True,
-        text=True,
-    )
+    done = script(code, GPUMEM_BACKEND="sim")
     assert (done.stdout, done.stderr) == ("'pending' [999]\n", "")
 
 
@@ -225,7 +213,8 @@ def test_an_event_cannot_be_changed():
 # ---- recording and waiting ----
 
 
-def test_an_event_happens_when_the_work_before_it_is_done(sim_only):
+@pytest.mark.sim_only
+def test_an_event_happens_when_the_work_before_it_is_done():
     stream, event = Stream(non_blocking=True), Event()
     kept = queue_work(stream)
     event.record(stream)
@@ -235,7 +224,8 @@ def test_an_event_happens_when_the_work_before_it_is_done(sim_only):
     kept.mem  # noqa: B018 - alive until here
 
 
-def test_work_queued_later_does_not_delay_it(sim_only):
+@pytest.mark.sim_only
+def test_work_queued_later_does_not_delay_it():
     stream, event = Stream(non_blocking=True), Event()
     before = testing.ledger().pending
     event.record(stream=stream)
@@ -247,7 +237,8 @@ def test_work_queued_later_does_not_delay_it(sim_only):
     del kept
 
 
-def test_record_takes_the_current_stream_where_none_is_named(sim_only):
+@pytest.mark.sim_only
+def test_record_takes_the_current_stream_where_none_is_named():
     stream = Stream(non_blocking=True)
     for record in (Event.record, lambda event: event.record(None)):
         event = Event()
@@ -261,7 +252,8 @@ def test_record_takes_the_current_stream_where_none_is_named(sim_only):
         del kept
 
 
-def test_recording_again_counts_from_then(sim_only):
+@pytest.mark.sim_only
+def test_recording_again_counts_from_then():
     stream, event = Stream(non_blocking=True), Event()
     event.record(stream)
     event.synchronize()
@@ -272,7 +264,8 @@ def test_recording_again_counts_from_then(sim_only):
     del kept
 
 
-def test_another_librarys_stream_will_do(sim_only):
+@pytest.mark.sim_only
+def test_another_librarys_stream_will_do():
     stream, event = Stream(non_blocking=True), Event()
 
     class Foreign:
@@ -296,7 +289,8 @@ def test_what_is_no_stream_is_refused_by_name(make):
         Event().record(wrong)
 
 
-def test_a_stream_of_another_device_is_refused(two_devices):
+@pytest.mark.two_devices
+def test_a_stream_of_another_device_is_refused():
     event = Event()
     with Device(1):
         stream = Stream()
@@ -305,7 +299,9 @@ def test_a_stream_of_another_device_is_refused(two_devices):
     assert caught.value.status == 400  # invalid resource handle
 
 
-def test_an_event_that_was_never_initialised_is_no_event(sim_only):
+@pytest.mark.sim_only
+@pytest.mark.misuse
+def test_an_event_that_was_never_initialised_is_no_event():
     event = Event.__new__(Event)
     for use in (event.record, event.synchronize, lambda: event.done):
         with pytest.raises(gpumem.CUDARuntimeError) as caught:
@@ -313,7 +309,8 @@ def test_an_event_that_was_never_initialised_is_no_event(sim_only):
         assert caught.value.status == 400
 
 
-def test_errors_of_the_runtime_come_out(sim_only):
+@pytest.mark.sim_only
+def test_errors_of_the_runtime_come_out():
     event = Event()
     for call, use in [
         ("event_record", event.record),
@@ -349,7 +346,8 @@ def test_elapsed_time_is_in_milliseconds_and_adds_up():
     assert get_elapsed_time(events[2], events[0]) == pytest.approx(-whole, abs=0.002)
 
 
-def test_elapsed_time_of_what_has_not_happened(sim_only):
+@pytest.mark.sim_only
+def test_elapsed_time_of_what_has_not_happened():
     stream, event = Stream(non_blocking=True), Event()
     event.record(stream)
     with pytest.raises(RuntimeError, match="not reached"):

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Streams: which is current, whose memory is whose, and the order of work."""
+"""Streams: how they come and go, and the order of the work queued on them."""
 
 import copy
 import ctypes
 import gc
-import os
-import subprocess
 import sys
-import threading
 import weakref
 
 import pytest
@@ -25,37 +22,6 @@ def current_stream_kept():
     assert get_current_stream() is Stream.null
 
 
-@pytest.fixture
-def two_devices():
-    if gpumem.get_device_count() < 2:
-        pytest.skip("needs two devices; the simulated one: GPUMEM_SIM_DEVICES=2")
-
-
-@pytest.fixture
-def sim_only():
-    if gpumem.get_backend() != "sim":
-        pytest.skip("asks the simulated device for what it saw")
-
-
-def in_thread(function):
-    """What `function` returns, or raises, when another thread runs it."""
-    outcome = []
-
-    def run():
-        try:
-            outcome.append((function(), None))
-        except BaseException as error:
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    value, error = outcome[0]
-    if error is not None:
-        raise error
-    return value
-
-
 def filled(byte, size=4096):
     memory = gpumem.malloc(size)
     memory.memset(byte, size)
@@ -66,6 +32,12 @@ def content(memory, size=4096):
     host = ctypes.create_string_buffer(size)
     memory.copy_to_host(ctypes.addressof(host), size)
     return host.raw
+
+
+@pytest.fixture
+def in_thread(in_threads):
+    """What a function returns, or raises, when another thread runs it."""
+    return lambda function: in_threads(1, lambda _: function())[0]
 
 
 # ---- construction ----
@@ -94,7 +66,8 @@ def test_a_new_stream_is_of_the_current_device():
     assert Stream(non_blocking=True).is_non_blocking is True
 
 
-def test_a_new_stream_of_another_device(two_devices):
+@pytest.mark.two_devices
+def test_a_new_stream_of_another_device():
     with Device(1):
         assert Stream().device_id == 1
 
@@ -129,7 +102,8 @@ def test_arguments_are_checked():
         gpumem.BaseStream()
 
 
-def test_a_failed_construction_leaves_nothing(sim_only):
+@pytest.mark.sim_only
+def test_a_failed_construction_leaves_nothing():
     before = testing.ledger()
     for call in ("stream_create", "stream_id"):
         with testing.fail(call, code=999):
@@ -139,7 +113,8 @@ def test_a_failed_construction_leaves_nothing(sim_only):
     assert testing.ledger() == before
 
 
-def test_a_stream_is_initialised_once(sim_only):
+@pytest.mark.sim_only
+def test_a_stream_is_initialised_once():
     for stream in (Stream(), Stream.null, Stream(ptds=True), ExternalStream(0)):
         ptr, streams = stream.ptr, testing.ledger().streams
         with pytest.raises(RuntimeError, match="already"):
@@ -147,7 +122,8 @@ def test_a_stream_is_initialised_once(sim_only):
         assert (stream.ptr, testing.ledger().streams) == (ptr, streams)
 
 
-def test_initialising_may_be_tried_again_after_a_failure(sim_only):
+@pytest.mark.sim_only
+def test_initialising_may_be_tried_again_after_a_failure():
     stream = Stream.__new__(Stream)
     with testing.fail("stream_create", code=999):
         with pytest.raises(gpumem.CUDARuntimeError):
@@ -171,7 +147,8 @@ def test_a_subclass_may_have_arguments_of_its_own():
 # ---- the end of one ----
 
 
-def test_the_handle_goes_with_the_object(sim_only):
+@pytest.mark.sim_only
+def test_the_handle_goes_with_the_object():
     before = testing.ledger().streams
     streams = [Stream() for _ in range(10)]
     assert testing.ledger().streams == before + 10
@@ -179,7 +156,8 @@ def test_the_handle_goes_with_the_object(sim_only):
     assert testing.ledger().streams == before
 
 
-def test_what_is_current_stays_alive_until_something_else_is(sim_only):
+@pytest.mark.sim_only
+def test_what_is_current_stays_alive_until_something_else_is():
     before = testing.ledger().streams
     watch = weakref.ref(Stream().use())
     assert watch() is get_current_stream()
@@ -188,7 +166,8 @@ def test_what_is_current_stays_alive_until_something_else_is(sim_only):
     assert testing.ledger().streams == before
 
 
-def test_what_a_thread_had_current_goes_with_the_thread(sim_only):
+@pytest.mark.sim_only
+def test_what_a_thread_had_current_goes_with_the_thread(in_thread):
     before = testing.ledger().streams
 
     def leave_behind():
@@ -200,7 +179,8 @@ def test_what_a_thread_had_current_goes_with_the_thread(sim_only):
     assert testing.ledger().streams == before
 
 
-def test_a_subclass_in_a_cycle_is_collected(sim_only):
+@pytest.mark.sim_only
+def test_a_subclass_in_a_cycle_is_collected():
     class Cyclic(Stream):
         pass
 
@@ -219,9 +199,9 @@ def test_a_subclass_in_a_cycle_is_collected(sim_only):
     assert testing.ledger().streams == before
 
 
-def test_a_destructor_that_fails_reports_and_keeps_the_pending_error():
+def test_a_destructor_that_fails_reports_and_keeps_the_pending_error(script):
     # In a process of its own: the handle stays behind.
-    script = """
+    code = """
 import sys
 from gpumem import Stream, testing
 
@@ -240,17 +220,12 @@ with testing.fail("stream_destroy", code=999):
     except KeyError as error:
         print(error, reports)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"GPUMEM_BACKEND": "sim"},
-        capture_output=True,
-        text=True,
-    )
+    done = script(code, GPUMEM_BACKEND="sim")
     assert (done.stdout, done.stderr) == ("'pending' [999]\n", "")
 
 
-def test_a_process_may_end_with_a_stream_current_in_every_thread():
-    script = """
+def test_a_process_may_end_with_a_stream_current_in_every_thread(script):
+    code = """
 import threading
 from gpumem import Event, Stream
 
@@ -266,12 +241,7 @@ for _ in range(2):
 ready.wait()
 kept = [Stream().use(), Stream().__enter__(), Event()]
 """
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", script],
-        env=os.environ | {"GPUMEM_BACKEND": "sim"},
-        capture_output=True,
-        text=True,
-    )
+    done = script(code, options=("-X", "dev"), GPUMEM_BACKEND="sim")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -290,6 +260,26 @@ def test_copies_do_not_share_the_handle():
             copy.copy(stream)
 
 
+@pytest.mark.sim_only
+def test_an_external_stream_outlives_nothing_and_ends_nothing():
+    stream = Stream()
+    before = testing.ledger()
+    external = ExternalStream(stream.ptr)
+    external.use()
+    Stream.null.use()
+    del external
+    assert testing.ledger() == before
+    stream.synchronize()
+
+
+@pytest.mark.sim_only
+@pytest.mark.misuse
+def test_a_handle_that_is_no_stream_is_refused_at_construction():
+    with pytest.raises(gpumem.CUDARuntimeError) as caught:
+        ExternalStream(0xDEAD0)
+    assert caught.value.status == 400
+
+
 # ---- as a value ----
 
 
@@ -304,7 +294,8 @@ def test_streams_are_equal_when_handle_and_device_are():
         first < second  # noqa: B015
 
 
-def test_the_default_stream_of_one_device_is_not_that_of_another(two_devices):
+@pytest.mark.two_devices
+def test_the_default_stream_of_one_device_is_not_that_of_another():
     assert ExternalStream(0, 0) != ExternalStream(0, 1)
     assert ExternalStream(0, 1) != Stream.null
     assert ExternalStream(0) == Stream.null
@@ -325,252 +316,11 @@ def test_a_stream_cannot_be_changed():
         Stream.null = None
 
 
-# ---- which one is current ----
-
-
-def test_the_default_stream_is_current_at_first():
-    assert in_thread(get_current_stream) is Stream.null
-
-
-def test_use_is_for_good_and_gives_the_stream():
-    stream = Stream()
-    assert stream.use() is stream
-    assert get_current_stream() is stream
-    assert get_current_stream(0) is get_current_stream(device_id=-1) is stream
-    equal = ExternalStream(stream.ptr)
-    equal.use()
-    assert get_current_stream() is equal  # the object itself, not an equal one
-    Stream.null.use()
-
-
-def test_with_goes_back_and_nests():
-    first, second = Stream(), Stream()
-    with first as entered:
-        assert entered is first is get_current_stream()
-        with second, first:
-            assert get_current_stream() is first
-        assert get_current_stream() is first
-        with Stream.null:
-            assert get_current_stream() is Stream.null
-        assert get_current_stream() is first
-    assert get_current_stream() is Stream.null
-
-
-def test_with_goes_back_after_an_error_and_lets_it_pass():
-    with pytest.raises(KeyError, match="mine"):
-        with Stream():
-            raise KeyError("mine")
-    assert get_current_stream() is Stream.null
-
-
-def test_with_goes_back_although_use_was_called_inside():
-    first, second = Stream().use(), Stream()
-    with second:
-        Stream().use()
-    assert get_current_stream() is first
-    Stream.null.use()
-
-
-def test_the_outer_of_two_may_be_left_first():
-    outer, inner = Stream(), Stream()
-    outer.__enter__()
-    inner.__enter__()
-    outer.__exit__(None, None, None)
-    assert get_current_stream() is inner
-    inner.__exit__(None, None, None)
-    assert get_current_stream() is Stream.null
-
-
-def test_generators_that_are_left_in_the_order_they_were_entered(sim_only):
-    def hold(stream):
-        with stream:
-            yield
-
-    before = testing.ledger().streams
-    generators = [hold(Stream()) for _ in range(10)]
-    for generator in generators:
-        next(generator)
-    last = get_current_stream()
-    for generator in generators[:-1]:
-        generator.close()
-        assert get_current_stream() is last
-    generators[-1].close()
-    assert get_current_stream() is Stream.null
-    del generators, generator, last
-    assert testing.ledger().streams == before
-
-
-def test_leaving_what_was_not_entered_is_an_error():
-    stream, other = Stream(), Stream()
-    with pytest.raises(RuntimeError, match="did not enter"):
-        stream.__exit__(None, None, None)
-    with stream:
-        with pytest.raises(RuntimeError, match="did not enter"):
-            other.__exit__(None, None, None)
-        with pytest.raises(RuntimeError, match="did not enter"):
-            in_thread(lambda: stream.__exit__(None, None, None))
-        assert get_current_stream() is stream
-    with pytest.raises(RuntimeError, match="did not enter"):
-        stream.__exit__(None, None, None)
-
-
-def test_each_thread_has_its_own():
-    mine, theirs = Stream(), Stream()
-    with mine:
-
-        def use_theirs():
-            first = get_current_stream()
-            theirs.use()
-            return first, get_current_stream()
-
-        assert in_thread(use_theirs) == (Stream.null, theirs)
-        assert get_current_stream() is mine
-
-
-def test_each_device_has_its_own(two_devices):
-    first = Stream().use()
-    with Device(1):
-        assert get_current_stream() is Stream.null
-        second = Stream().use()
-        assert get_current_stream(-1) is get_current_stream(1) is second
-        assert get_current_stream(0) is get_current_stream(Device(0)) is first
-        Stream.null.use()
-    assert get_current_stream() is first
-    Stream.null.use()
-
-
-def test_a_stream_of_another_device_cannot_become_current(two_devices):
-    stream = Stream()
-    for default in (ExternalStream(0, 0), stream):
-        with Device(1):
-            for make_current in (default.use, default.__enter__):
-                with pytest.raises(RuntimeError, match="device 0 .*device 1"):
-                    make_current()
-            assert get_current_stream() is Stream.null
-    assert get_current_stream() is Stream.null
-
-
-def test_a_scope_goes_back_on_the_device_where_it_was_entered(two_devices):
-    outer, inner = Stream(), Stream()
-    with outer:
-        inner.__enter__()
-        with Device(1):
-            other = Stream().use()
-            inner.__exit__(None, None, None)
-            assert get_current_stream() is other
-            Stream.null.use()
-        assert get_current_stream() is outer
-
-
-def test_asking_for_a_device_there_is_not():
-    with pytest.raises(ValueError, match="10000"):
-        get_current_stream(10000)
-    with pytest.raises(ValueError, match="-2"):
-        get_current_stream(-2)
-    with pytest.raises(TypeError, match="str"):
-        get_current_stream("0")
-
-
-def test_one_os_thread_with_two_thread_states_starts_afresh():
-    """The interpreter gives a foreign thread a new state each time it calls in: what
-    the first had current is nothing to the second."""
-    libc = ctypes.CDLL(None)
-    seen = []
-
-    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
-    def first_state(_):
-        seen.append((threading.get_native_id(), Stream().use() is Stream.null))
-        libc.pthread_setspecific(
-            key, ctypes.c_void_p(1)
-        )  # second_state runs at the end
-        return None
-
-    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-    def second_state(_):
-        seen.append((threading.get_native_id(), get_current_stream() is Stream.null))
-
-    key = ctypes.c_uint()
-    thread = ctypes.c_ulong()
-    assert libc.pthread_key_create(ctypes.byref(key), second_state) == 0
-    assert libc.pthread_create(ctypes.byref(thread), None, first_state, None) == 0
-    assert libc.pthread_join(thread, None) == 0
-    assert libc.pthread_key_delete(key) == 0
-    native = seen[0][0]
-    assert native != threading.get_native_id()
-    assert seen == [(native, False), (native, True)]
-
-
-# ---- whose memory is whose ----
-
-
-@pytest.fixture
-def placed():
-    """Where a pool puts 512 bytes on a stream: the same place means the same arena,
-    because everything is given back at once."""
-    pool = gpumem.MemoryPool()
-
-    def place(stream):
-        with stream:
-            return testing.placement(pool.malloc(512))
-
-    return place
-
-
-def test_each_stream_has_its_own_memory(placed):
-    streams = [Stream.null, Stream(), Stream(non_blocking=True), Stream.ptds]
-    places = [placed(stream) for stream in streams]
-    assert len(set(places)) == len(streams)
-    assert [placed(stream) for stream in streams] == places
-
-
-def test_every_name_of_a_stream_has_the_same_memory(placed):
-    stream = Stream()
-    assert placed(stream) == placed(ExternalStream(stream.ptr))
-    assert placed(Stream.null) == placed(ExternalStream(0)) == placed(ExternalStream(1))
-    assert placed(Stream.null) == placed(Stream(null=True))
-    assert placed(Stream.ptds) == placed(ExternalStream(2)) != placed(Stream.null)
-
-
-def test_the_per_thread_stream_is_each_threads_own(placed):
-    here = placed(Stream.ptds)
-    there = in_thread(lambda: (placed(Stream.ptds), placed(Stream.ptds)))
-    assert there[0] == there[1] != here
-    assert in_thread(lambda: placed(Stream.ptds)) not in (here, there[0])
-    assert placed(Stream.ptds) == here
-
-
-def test_a_stream_with_the_handle_of_a_dead_one_does_not_get_its_memory(
-    placed, sim_only
-):
-    dead = Stream()
-    ptr, place = dead.ptr, placed(dead)
-    del dead
-    born = Stream()
-    assert born.ptr == ptr  # the simulated device gives handles out again at once
-    assert placed(born) != place
-
-
-def test_an_external_stream_outlives_nothing_and_ends_nothing(sim_only):
-    stream = Stream()
-    before = testing.ledger()
-    external = ExternalStream(stream.ptr)
-    external.use()
-    Stream.null.use()
-    del external
-    assert testing.ledger() == before
-    stream.synchronize()
-
-
-def test_a_handle_that_is_no_stream_is_refused_at_construction(sim_only):
-    with pytest.raises(gpumem.CUDARuntimeError) as caught:
-        ExternalStream(0xDEAD0)
-    assert caught.value.status == 400
-
-
 # ---- arguments that name a stream ----
 
 
-def test_another_librarys_stream_will_do(sim_only):
+@pytest.mark.sim_only
+def test_another_librarys_stream_will_do():
     stream = Stream(non_blocking=True)
 
     class Foreign:
@@ -623,7 +373,8 @@ def test_a_handle_that_is_no_integer_is_refused():
 # ---- the order of work ----
 
 
-def test_done_says_whether_work_is_left(sim_only):
+@pytest.mark.sim_only
+def test_done_says_whether_work_is_left():
     stream, memory = Stream(non_blocking=True), gpumem.malloc(4096)
     assert stream.done is True
     memory.memset_async(1, 4096, stream)
@@ -653,7 +404,8 @@ def test_wait_event_orders_two_streams():
     assert content(target) == b"\7" * 4096
 
 
-def test_without_a_wait_nothing_orders_two_streams(sim_only):
+@pytest.mark.sim_only
+def test_without_a_wait_nothing_orders_two_streams():
     first, second = Stream(non_blocking=True), Stream(non_blocking=True)
     source, target = filled(0), filled(0)
     source.memset_async(7, 4096, first)
@@ -663,7 +415,8 @@ def test_without_a_wait_nothing_orders_two_streams(sim_only):
     first.synchronize()
 
 
-def test_only_a_blocking_stream_is_waited_for_by_the_default_stream(sim_only):
+@pytest.mark.sim_only
+def test_only_a_blocking_stream_is_waited_for_by_the_default_stream():
     for non_blocking, expected in ((False, 7), (True, 0)):
         stream = Stream(non_blocking=non_blocking)
         source, target = filled(0), filled(0)
@@ -681,7 +434,8 @@ def test_record_gives_back_the_event_it_was_given():
     event.synchronize()
 
 
-def test_record_makes_an_event_on_the_streams_device(two_devices):
+@pytest.mark.two_devices
+def test_record_makes_an_event_on_the_streams_device():
     with Device(1):
         stream = Stream()
     for other in (stream, ExternalStream(0, 1), ExternalStream(2, 1)):
@@ -691,7 +445,9 @@ def test_record_makes_an_event_on_the_streams_device(two_devices):
         event.synchronize()
 
 
-def test_a_default_stream_that_names_its_device_is_that_devices(two_devices, sim_only):
+@pytest.mark.two_devices
+@pytest.mark.sim_only
+def test_a_default_stream_that_names_its_device_is_that_devices():
     with Device(1):
         memory = gpumem.malloc(512)
         memory.memset_async(1, 512, Stream.null)
@@ -706,7 +462,9 @@ def test_a_default_stream_that_names_its_device_is_that_devices(two_devices, sim
     assert gpumem.get_device_id() == 0
 
 
-def test_the_current_device_is_kept_when_such_a_call_fails(two_devices, sim_only):
+@pytest.mark.two_devices
+@pytest.mark.sim_only
+def test_the_current_device_is_kept_when_such_a_call_fails():
     there = ExternalStream(0, 1)
     for call, use in [
         ("stream_synchronize", there.synchronize),
@@ -729,7 +487,8 @@ def test_what_is_no_event_is_refused_by_name():
         stream.wait_event(None)
 
 
-def test_another_librarys_event_will_do(sim_only):
+@pytest.mark.sim_only
+def test_another_librarys_event_will_do():
     stream, own = Stream(non_blocking=True), Event()
 
     class Foreign:
@@ -745,7 +504,8 @@ def test_another_librarys_event_will_do(sim_only):
     assert own.done is True
 
 
-def test_errors_of_the_runtime_come_out(sim_only):
+@pytest.mark.sim_only
+def test_errors_of_the_runtime_come_out():
     stream, event = Stream(), Event()
     for call, use in [
         ("stream_query", lambda: stream.done),

@@ -6,11 +6,13 @@
 #include "gm_process.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 volatile int gm_process_frozen = GM_RUNNING;
 
 static volatile int device_opened;
+static atomic_flag claimed = ATOMIC_FLAG_INIT;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 static gm_host_fault host_fault;
@@ -45,6 +47,12 @@ gm_process_opened(void)
 {
     pthread_once(&fork_once, process_install_fork_handler);
     device_opened = 1;
+}
+
+bool
+gm_process_claim(void)
+{
+    return !atomic_flag_test_and_set(&claimed);
 }
 
 void

@@ -5,6 +5,7 @@
  *   frozen       set at exit and in a forked child: from then on destructors leak
  *                rather than touch a device or a lock that may be gone
  *   opened       a device was opened, so a fork from now on freezes the child
+ *   claimed      a language binding lives here, so a second copy of it must not
  *   host_fault   test seam: may make the n-th host allocation fail
  *   pools        every native pool, so that one can ask the others for idle memory
  *
@@ -38,6 +39,9 @@ GM_MUST_CHECK gm_status gm_process_status(void);
 
 /* Notes that a device is in use; installs the fork handler the first time. */
 void gm_process_opened(void);
+
+/* True for the first caller alone: per-thread and per-process state serves one binding. */
+bool gm_process_claim(void);
 
 /* From now on destructors leak. Called at interpreter exit. */
 void gm_process_exit(void);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * BaseStream: a native stream handle, the device it is of, and the arena key the pool
- * knows it by. stream_make.c has the two types made of it, stream_arg.c
- * the keys.
+ * knows it by. The two types made of it are in stream_make.c, the keys in stream_arg.c.
  *
  * The default streams (handles 0, 1 and 2) are those of whichever device is current;
  * such an object has device_id -1, unless an ExternalStream was told a device, which

@@ -39,17 +39,25 @@ device_take(void *context, int device, size_t size, gm_piece *out)
     return plain.take(plain.context, device, size, out);
 }
 
-/* Freeing may wait for the device, so an attached caller lets go of the interpreter. */
+/* Freeing may wait for the device, so an attached caller lets go of the interpreter. A
+ * device that refuses has lost the memory; the pool has nobody to tell, so it is
+ * reported as from a destructor. */
 static void
 device_give(void *context, int device, const gm_piece *piece)
 {
     gmpy_upstream *up = context;
-    gm_upstream plain = gm_upstream_of_backend(up->st->backend);
     PyThreadState *attached = PyGILState_Check() ? PyEval_SaveThread() : NULL;
+    gm_status status =
+        gm_backend_mem_free(up->st->backend, device, GM_MEM_DEVICE, piece->base);
 
-    plain.give(plain.context, device, piece);
     if (attached) {
         PyEval_RestoreThread(attached);
+    }
+    if (status != GM_OK) {
+        PyGILState_STATE gil = PyGILState_Ensure();
+
+        gmpy_unraisable(up->st, status, "giving a pool's memory back");
+        PyGILState_Release(gil);
     }
 }
 

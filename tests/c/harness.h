@@ -38,7 +38,7 @@ __attribute__((format(printf, 1, 2))) void harness_note(const char *format, ...)
  * 1. Loops over many rounds divide by it. */
 int harness_slowness(void);
 
-/* Valgrind cannot map what a large device needs. */
+/* Valgrind cannot map what a large device needs, nor follow one through a fork. */
 bool harness_under_valgrind(void);
 
 #define TEST(name)                                                                     \

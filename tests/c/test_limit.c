@@ -71,6 +71,7 @@ TEST(limit_counts_rounded_bytes)
     check_refused(b.pool, 1);
     gm_pool_set_limit(b.pool, UNITS(1));
     let_go(take_bytes(b.pool, 1));
+    CHECK_EQ(gm_pool_release_idle(b.pool), UNITS(1));
     gm_pool_set_limit(b.pool, UNITS(2) - 1);
     check_refused(b.pool, UNITS(1) + 1);
     bench_fini(&b);
@@ -95,6 +96,7 @@ TEST(limit_near_the_largest_number_does_not_wrap)
     bench_init(&b, SIZE_MAX);
     x = take_bytes(b.pool, (size_t)1 << 61);
     let_go(take_bytes(b.pool, (size_t)1 << 60));
+    CHECK_EQ(gm_pool_release_idle(b.pool), (size_t)1 << 60);
     gm_pool_set_limit(b.pool, UNITS(1));
     check_refused(b.pool, GM_SIZE_MAX);
     let_go(x);
@@ -226,14 +228,14 @@ static void *
 press(void *context)
 {
     bench *b = context;
-    int rounds = 3000 / harness_slowness();
+    size_t rounds = 3000 / (size_t)harness_slowness();
 
-    for (int i = 0; i < rounds; i++) {
+    for (size_t i = 0; i < rounds; i++) {
         holding held[HELD];
         size_t count = 0;
 
         for (size_t j = 0; j < HELD; j++) {
-            gm_stream_key key = (gm_stream_key)(i % 7);
+            gm_stream_key key = i % 7;
             gm_status status =
                 try_hold(b->pool, UNITS(1 + (i + j) % 9), key, &held[count]);
 

@@ -272,6 +272,9 @@ TEST(sim_threads_may_end_after_close)
 
 TEST(sim_is_gone_in_a_forked_child)
 {
+    if (harness_under_valgrind()) {
+        SKIP("valgrind does not know that a fork can unmap");
+    }
     gm_backend *b = open_sim((gm_sim_options){.devices = 1, .memory = 2 * MIB});
     uintptr_t ptr = take(b, GM_MEM_DEVICE, 512);
     CHECK_EQ(gm_backend_set(b, ptr, 5, 512), GM_OK);

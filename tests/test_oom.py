@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: MIT
+"""Running out of memory: what a pool gives back before it gives up, in which order, and
+that a request which fails leaves everything as it was."""
+
+import gc
+
+import pytest
+
+import gpumem
+from gpumem import MemoryPool, OutOfMemoryError, Stream, testing
+
+UNIT = 512
+MIB = 1 << 20
+
+
+def in_a_cycle(pointer):
+    """Makes garbage that holds `pointer` and that only the collector finds."""
+    cycle = [pointer]
+    cycle.append(cycle)
+
+
+@pytest.fixture
+def no_automatic_collection():
+    collecting = gc.isenabled()
+    gc.disable()
+    yield
+    if collecting:
+        gc.enable()
+
+
+# ---- the limit ----
+
+
+def test_cached_memory_makes_room_under_the_limit(pool):
+    pool.set_limit(size=2 * MIB)
+    pool.malloc(MIB)
+    pointer = pool.malloc(MIB + MIB // 2)
+    assert pool.total_bytes() == pool.used_bytes() == MIB + MIB // 2
+    assert pool.stats()["retries"] == 1
+    del pointer
+
+
+def test_the_cache_of_another_stream_makes_room_too(pool):
+    pool.set_limit(size=2 * MIB)
+    with Stream():
+        pool.malloc(MIB)
+    pointer = pool.malloc(MIB + MIB // 2)
+    assert pool.total_bytes() == MIB + MIB // 2
+    del pointer
+
+
+def test_garbage_makes_room_though_the_user_switched_collecting_off(
+    pool, no_automatic_collection
+):
+    pool.set_limit(size=2 * MIB)
+    in_a_cycle(pool.malloc(MIB))
+    assert pool.used_bytes() == MIB
+    pointer = pool.malloc(MIB + MIB // 2)
+    assert pool.total_bytes() == MIB + MIB // 2
+    assert not gc.isenabled()
+    del pointer
+
+
+def test_garbage_of_another_thread_makes_room(pool, no_automatic_collection, in_threads):
+    pool.set_limit(size=2 * MIB)
+    in_threads(1, lambda index: in_a_cycle(pool.malloc(MIB)))
+    pointer = pool.malloc(MIB + MIB // 2)
+    assert pool.total_bytes() == MIB + MIB // 2
+    del pointer
+
+
+def test_collecting_runs_only_where_giving_back_was_not_enough(pool):
+    rounds = []
+
+    def note(phase, info):
+        rounds.append(phase)
+
+    pool.set_limit(size=2 * MIB)
+    pool.malloc(MIB)
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        pointer = pool.malloc(MIB + MIB // 2)
+        assert "start" not in rounds
+        with pytest.raises(OutOfMemoryError):
+            pool.malloc(MIB)
+        assert rounds.count("start") >= 1
+    finally:
+        gc.callbacks.remove(note)
+    del pointer
+
+
+def test_a_finalizer_may_use_the_pool_that_collects(pool):
+    class Garbage:
+        def __init__(self):
+            self.pointer = pool.malloc(MIB)
+            self.me = self
+
+        def __del__(self):
+            seen.append(pool.used_bytes())
+            self.pointer = None
+            seen.append(pool.malloc(UNIT).mem.size)
+            testing.check_pool(pool)
+
+    seen = []
+    pool.set_limit(size=2 * MIB)
+    Garbage()
+    pointer = pool.malloc(2 * MIB)
+    assert seen == [MIB, UNIT]
+    assert pool.total_bytes() == 2 * MIB
+    del pointer
+
+
+def test_a_small_first_segment_does_not_spoil_the_whole_limit(pool):
+    pool.malloc(MIB)
+    pool.set_limit(size=4 * MIB)
+    whole = pool.malloc(4 * MIB)
+    del whole
+    pool.free_all_blocks()
+    eighths = [pool.malloc(MIB // 2) for _ in range(8)]
+    assert pool.total_bytes() == 4 * MIB
+    del eighths
+
+
+def test_the_error_has_the_numbers_after_everything_was_given_back(pool):
+    pool.set_limit(size=4 * MIB)
+    kept = pool.malloc(MIB)
+    pool.malloc(MIB)
+    with pytest.raises(OutOfMemoryError) as caught:
+        pool.malloc(4 * MIB - 100)
+    error = caught.value
+    assert (error.size, error.total, error.limit) == (4 * MIB, MIB, 4 * MIB)
+    assert (pool.used_bytes(), pool.total_bytes()) == (MIB, MIB)
+    assert pool.stats()["out_of_memory"] == 1
+    del kept
+
+
+@pytest.mark.sim_only
+def test_the_limit_is_not_exceeded_at_any_instant(pool):
+    pool.set_limit(size=2 * MIB)
+    pool.malloc(MIB)
+    with testing.call_log() as calls:
+        pool.malloc(MIB + MIB // 2)
+    names = [c.name for c in calls if c.name.startswith("mem_")]
+    assert names == ["mem_free", "mem_alloc"]
+
+
+def test_a_pool_over_its_limit_is_no_reason_to_empty_another(pool):
+    other = MemoryPool()
+    other.malloc(MIB)
+    pool.set_limit(size=MIB)
+    with pytest.raises(OutOfMemoryError):
+        pool.malloc(2 * MIB)
+    assert other.free_bytes() == MIB
+
+
+# ---- the device ----
+
+SMALL_DEVICE = {"GPUMEM_BACKEND": "sim", "GPUMEM_SIM_MEMORY": "100MiB"}
+PRELUDE = """
+import gc, gpumem
+from gpumem import MemoryPool, testing
+MIB = 1 << 20
+pool = MemoryPool()
+"""
+
+
+def on_a_small_device(script, code):
+    """Runs `code` on a device of 100 MiB."""
+    done = script(PRELUDE + code, **SMALL_DEVICE)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_a_full_device_makes_the_pool_give_back_and_ask_again(script):
+    code = """
+kept = pool.malloc(30 * MIB)
+cached = pool.malloc(30 * MIB)
+address = cached.ptr
+del cached
+with testing.call_log() as calls:
+    pointer = pool.malloc(60 * MIB)
+for c in calls:
+    if c.name.startswith("mem_"):
+        print(c.name, c.status != 0, c.name == "mem_free" and c.ptr == address)
+"""
+    assert on_a_small_device(script, code).splitlines() == [
+        "mem_alloc True False",
+        "mem_free False True",
+        "mem_alloc False False",
+    ]
+
+
+def test_the_cache_of_another_pool_makes_room(script):
+    code = """
+other = MemoryPool()
+other.malloc(60 * MIB)
+pointer = pool.malloc(70 * MIB)
+print(other.total_bytes(), pool.total_bytes() == 70 * MIB)
+"""
+    assert on_a_small_device(script, code).split() == ["0", "True"]
+
+
+def test_garbage_makes_room_on_a_full_device(script):
+    code = """
+gc.disable()
+cycle = [pool.malloc(60 * MIB)]
+cycle.append(cycle)
+del cycle
+other = [MemoryPool().malloc(20 * MIB)]
+other.append(other)
+del other
+pointer = pool.malloc(90 * MIB)
+print(gc.isenabled(), pool.total_bytes() == 90 * MIB)
+"""
+    assert on_a_small_device(script, code).split() == ["False", "True"]
+
+
+def test_raw_memory_has_no_cache_to_give_back(script):
+    code = """
+pool.malloc(60 * MIB)
+try:
+    gpumem.malloc(60 * MIB)
+except gpumem.CUDARuntimeError as error:
+    print(error.status, pool.free_bytes() == 60 * MIB)
+"""
+    assert on_a_small_device(script, code).split() == ["2", "True"]
+
+
+def test_many_failures_cost_nothing(script):
+    code = """
+import resource
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+kept = pool.malloc(MIB)
+before = pool.stats()
+start = 0
+for i in range(600):
+    try:
+        pool.malloc(1 << 61)
+    except gpumem.OutOfMemoryError as error:
+        assert (error.size, error.total) == (1 << 61, MIB)
+    if i == 100:
+        start = resident()
+grown = resident() - start
+after = pool.stats()
+print(after.pop("out_of_memory") == 600, after.pop("retries") >= 600)
+del before["out_of_memory"], before["retries"]
+print(after == before, grown < 256 * 1024 or grown, testing.last_error())
+"""
+    assert on_a_small_device(script, code).split() == ["True"] * 4 + ["0"]
+
+
+# ---- failures in the middle ----
+
+COUNTED = ("retries", "out_of_memory", "upstream_frees", "free_bytes", "total_bytes")
+CHANGED = (*COUNTED, "free_blocks", "segments", "arenas")
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("limit", [0, 64 * MIB])
+def test_one_shortage_is_survived(pool, limit):
+    pool.set_limit(size=limit)
+    kept = pool.malloc(UNIT)
+    pool.malloc(4 * UNIT)
+    with testing.fail("mem_alloc", nth=1, code=2):
+        pointer = pool.malloc(8 * UNIT)
+    assert (pool.used_bytes(), pool.total_bytes()) == (9 * UNIT, 9 * UNIT)
+    assert testing.last_error() == 0
+    del kept, pointer
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("limit", [0, 64 * MIB])
+def test_a_lasting_shortage_leaves_what_is_in_use(pool, limit):
+    pool.set_limit(size=limit)
+    kept = pool.malloc(UNIT)
+    pool.malloc(4 * UNIT)
+    before = pool.stats()
+    with testing.fail("mem_alloc", count=0, code=2):
+        with pytest.raises(OutOfMemoryError) as caught:
+            pool.malloc(8 * UNIT)
+    after = pool.stats()
+    assert (caught.value.total, caught.value.limit) == (UNIT, limit)
+    assert after["total_bytes"] == after["used_bytes"] == UNIT
+    for name in set(before) - set(CHANGED):
+        assert after[name] == before[name], name
+    testing.check_pool(pool)
+    assert testing.last_error() == 0
+    del kept
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("code", [1, 46, 700])
+@pytest.mark.parametrize("make", [MemoryPool, lambda: MemoryPool(lambda n: gpumem.malloc(n))])
+def test_another_error_is_not_taken_for_a_shortage(make, code):
+    pool = make()
+    kept = pool.malloc(UNIT)
+    pool.malloc(4 * UNIT)
+    before = pool.stats()
+    with testing.fail("mem_alloc", code=code):
+        with pytest.raises(gpumem.CUDARuntimeError) as caught:
+            pool.malloc(8 * UNIT)
+    assert caught.value.status == code
+    assert pool.stats() == before
+    testing.check_pool(pool)
+    assert testing.last_error() == 0
+    del kept
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    ("call", "code", "failures"),
+    [
+        ("mem_alloc", 2, 0),  # one shortage is survived
+        ("mem_alloc", 1, 4),
+        ("mem_alloc", 700, 4),
+        ("stream_create", 2, 1),
+        ("stream_create", 1, 1),
+        ("set", 1, 1),
+        ("copy", 1, 1),
+    ],
+)
+def test_whichever_call_fails_nothing_is_lost(pool, call, code, failures):
+    """Fails the n-th call of one kind for n = 1, 2, ..., more than the program makes."""
+
+    def program():
+        with Stream():
+            pool.malloc(4 * UNIT)
+        blocks = [pool.malloc(size * UNIT) for size in (1, 2, 3)]
+        blocks[1].memset(1, UNIT)
+        blocks[0].copy_from(blocks[1], UNIT)
+
+    failed = []
+    for nth in range(1, 7):
+        before = testing.ledger()
+        try:
+            with testing.fail(call, nth=nth, code=code):
+                program()
+        except (OutOfMemoryError, gpumem.CUDARuntimeError):
+            failed.append(nth)
+        assert pool.used_bytes() == 0
+        testing.check_pool(pool)
+        pool.free_all_blocks()
+        assert testing.ledger()._replace(peak_bytes=0) == before._replace(peak_bytes=0)
+    assert failed == list(range(1, failures + 1))
+
+
+@pytest.mark.sim_only
+def test_a_base_allocator_whose_device_fails_loses_nothing():
+    pool = MemoryPool(lambda size: gpumem.malloc(size))
+    before = testing.ledger()
+    for nth in (1, 2, 3):
+        with testing.fail("mem_alloc", nth=nth, count=0, code=2):
+            with pytest.raises(OutOfMemoryError):
+                blocks = []
+                for _ in range(4):
+                    blocks.append(pool.malloc(UNIT))
+        del blocks
+        testing.check_pool(pool)
+        assert pool.used_bytes() == 0
+        pool.free_all_blocks()
+        assert testing.ledger().allocations == before.allocations

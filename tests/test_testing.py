@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: MIT
+"""gpumem.testing: what it reports of the simulated device, and the failures it makes."""
+
+import pytest
+
+import gpumem
+from gpumem import testing
+
+UNIT = 512
+
+
+@pytest.fixture
+def pointer(pool):
+    return pool.malloc(UNIT)
+
+
+# ---- on every device ----
+
+
+def test_a_placement_is_the_segment_and_the_offset(pool):
+    pool.malloc(4 * UNIT)
+    first, second, third = (pool.malloc(n * UNIT) for n in (1, 2, 8))
+    assert testing.placement(first) == (0, 0)
+    assert testing.placement(second) == (0, 512)
+    assert testing.placement(second + 100) == (0, 512)
+    assert testing.placement(third) == (1, 0)
+
+
+def test_a_sound_pool_passes(pool):
+    assert testing.check_pool(pool) is None
+    pointer = pool.malloc(UNIT)
+    assert testing.check_pool(pool) is None
+    assert testing.check_pool(pointer.mem.pool()) is None
+
+
+def test_the_last_error_is_clean():
+    assert testing.last_error() == 0
+
+
+@pytest.mark.gpu
+def test_the_simulated_device_is_not_asked_on_a_gpu():
+    for ask in (testing.ledger, testing.call_log().__enter__):
+        with pytest.raises(RuntimeError, match="simulated"):
+            ask()
+    with pytest.raises(RuntimeError, match="simulated"):
+        with testing.fail("mem_alloc"):
+            pass
+
+
+# ---- the ledger ----
+
+
+@pytest.mark.sim_only
+def test_the_ledger_has_what_was_taken():
+    start = testing.ledger()
+    memory, stream, event = gpumem.malloc(1000), gpumem.Stream(), gpumem.Event()
+    memory.memset_async(0, 1000, stream)
+    now = testing.ledger()
+    assert now.allocations == start.allocations + 1
+    assert now.bytes == start.bytes + 1000
+    assert now.streams == start.streams + 1
+    assert now.events == start.events + 1
+    assert now.pending == start.pending + 1
+    assert now.errors == start.errors
+    assert now.peak_bytes >= 1000
+    stream.synchronize()
+    assert testing.ledger().pending == start.pending
+    del memory, stream, event
+    assert testing.ledger()[:-1] == start[:-1]
+
+
+@pytest.mark.sim_only
+@pytest.mark.misuse
+def test_the_ledger_counts_misuse():
+    start = testing.ledger().errors
+    stray = gpumem.BaseMemory()
+    stray.ptr, stray.size = 0x1000, 512
+    with pytest.raises(gpumem.CUDARuntimeError) as caught:
+        gpumem.MemoryPointer(stray, 0).memset(0, 512)
+    assert caught.value.status == 1
+    assert testing.ledger().errors == start + 1
+
+
+# ---- the call log ----
+
+
+@pytest.mark.sim_only
+def test_the_log_has_the_calls_in_their_order():
+    with testing.call_log() as calls:
+        pointer = gpumem.malloc(1000)
+        address = pointer.ptr
+        pointer.memset(1, 500)
+        assert calls == []
+        del pointer
+    calls = [call for call in calls if call.name != "device_get"]
+    assert [(c.name, c.ptr, c.size, c.status) for c in calls] == [
+        ("mem_alloc", address, 1000, 0),
+        ("set", address, 500, 0),
+        ("mem_free", address, calls[-1].size, 0),
+    ]
+    assert {call.device for call in calls} == {gpumem.get_device_id()}
+
+
+@pytest.mark.sim_only
+def test_the_log_is_kept_where_the_block_raises_and_begins_anew():
+    with pytest.raises(ZeroDivisionError):
+        with testing.call_log() as calls:
+            gpumem.malloc(1)
+            raise ZeroDivisionError
+    assert "mem_alloc" in [call.name for call in calls]
+    with testing.call_log() as calls:
+        pass
+    assert calls == []
+
+
+# ---- injected failures ----
+
+
+def outcomes(count):
+    """Which of `count` raw requests fail, by status; 0 is success."""
+    found = []
+    for _ in range(count):
+        try:
+            gpumem.malloc(1)
+            found.append(0)
+        except gpumem.CUDARuntimeError as error:
+            found.append(error.status)
+    return found
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, [2, 0, 0, 0, 0]),
+        ({"nth": 3}, [0, 0, 2, 0, 0]),
+        ({"nth": 2, "count": 2}, [0, 2, 2, 0, 0]),
+        ({"nth": 4, "count": 0}, [0, 0, 0, 2, 2]),
+        ({"code": 700}, [700, 0, 0, 0, 0]),
+        ({"count": 9, "code": 1}, [1, 1, 1, 1, 1]),
+    ],
+)
+def test_the_calls_that_were_named_fail_and_no_others(arguments, expected):
+    with testing.fail("mem_alloc", **arguments):
+        assert outcomes(5) == expected
+    assert outcomes(5) == [0] * 5
+
+
+@pytest.mark.sim_only
+def test_any_call_can_be_made_to_fail(pointer):
+    with testing.fail(None, code=1):
+        with pytest.raises(gpumem.CUDARuntimeError):
+            gpumem.Device().mem_info  # noqa: B018
+    with testing.fail("mem_info"):
+        pointer.memset(0, 1)  # another call
+
+
+@pytest.mark.sim_only
+def test_a_call_that_fails_does_not_reach_the_device():
+    with testing.call_log() as calls:
+        with testing.fail("mem_alloc", count=0):
+            outcomes(3)
+    assert [call for call in calls if call.name == "mem_alloc"] == []
+
+
+@pytest.mark.sim_only
+def test_failures_end_with_the_block_also_where_it_raises():
+    with pytest.raises(ZeroDivisionError):
+        with testing.fail("mem_alloc", count=0):
+            raise ZeroDivisionError
+    assert outcomes(1) == [0]
+
+
+@pytest.mark.sim_only
+def test_there_must_be_a_call_of_that_name():
+    with pytest.raises(ValueError, match="no_such_call"):
+        with testing.fail("no_such_call"):
+            pass
+    assert outcomes(1) == [0]

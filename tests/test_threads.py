@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: MIT
+"""Pools shared by threads: exact end states, readers that race writers, no hang.
+
+The interpreter switches threads as often as it can. A watchdog (in_threads) turns a
+hang into a failure.
+"""
+
+import gc
+import random
+import sys
+import threading
+
+import pytest
+
+import gpumem
+from gpumem import MemoryPool, OutOfMemoryError, Stream, testing
+
+UNIT = 512
+THREADS = 8
+
+
+@pytest.fixture(autouse=True)
+def switching_often():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def churn(pool, seed, rounds=1500, largest=40 * UNIT):
+    """Random requests, up to 20 blocks kept; nothing is held at the end. Returns how
+    many were refused."""
+    rng = random.Random(seed)
+    kept = []
+    refused = 0
+    for _ in range(rounds):
+        try:
+            kept.append(pool.malloc(rng.randrange(1, largest)))
+        except OutOfMemoryError:
+            refused += 1
+            kept.clear()
+        if len(kept) > 20:
+            del kept[rng.randrange(len(kept))]
+        if rng.random() < 0.05:
+            kept.clear()
+    return refused
+
+
+def at_rest(pool):
+    testing.check_pool(pool)
+    assert (pool.used_bytes(), pool.stats()["live_blocks"]) == (0, 0)
+    assert pool.free_bytes() == pool.total_bytes()
+
+
+def test_many_threads_share_a_pool(pool, in_threads):
+    assert in_threads(THREADS, lambda seed: churn(pool, seed)) == [0] * THREADS
+    at_rest(pool)
+    stats = pool.stats()
+    assert stats["hits"] + stats["misses"] == THREADS * 1500
+    assert stats["upstream_allocations"] == stats["misses"]
+
+
+def test_no_two_threads_are_given_the_same_bytes(pool, in_threads):
+    def work(index):
+        buffer = bytearray(UNIT)
+        rng = random.Random(index)
+        kept = []
+        for _ in range(200):
+            pointer = pool.malloc(rng.choice((UNIT, 2 * UNIT, 3 * UNIT)))
+            pointer.memset(index + 1, UNIT)
+            kept.append(pointer)
+            if len(kept) > 5:
+                kept.pop(rng.randrange(5)).copy_to_host(buffer, UNIT)
+                assert buffer == bytes([index + 1]) * UNIT
+
+    in_threads(THREADS, work)
+    at_rest(pool)
+
+
+def test_reading_and_trimming_race_allocating(pool, in_threads):
+    done = threading.Event()
+
+    def work(index):
+        if index >= 6:
+            while not done.is_set():
+                stats = pool.stats()
+                assert stats["used_bytes"] + stats["free_bytes"] == stats["total_bytes"]
+                assert stats["used_bytes"] <= stats["peak_used_bytes"]
+                testing.check_pool(pool)
+                if index == 7:
+                    pool.free_all_blocks()
+            return None
+        try:
+            return churn(pool, index, rounds=600)
+        finally:
+            if finished.acquire(blocking=False) is False:
+                done.set()
+
+    finished = threading.Semaphore(5)  # the sixth to finish finds none
+    in_threads(THREADS, work)
+    at_rest(pool)
+
+
+def test_a_limit_holds_though_all_ask_at_once(pool, in_threads):
+    limit = 200 * UNIT
+    pool.set_limit(size=limit)
+    refused = in_threads(THREADS, lambda seed: churn(pool, seed, rounds=40))
+    assert pool.stats()["peak_total_bytes"] <= limit
+    assert pool.stats()["out_of_memory"] == sum(refused) > 0
+    at_rest(pool)
+
+
+@pytest.mark.parametrize(("threads", "share"), [(2, 0.4), (4, 0.2)])
+def test_what_fits_is_never_refused(pool, in_threads, threads, share):
+    """Each thread has a stream of its own and one block at a time."""
+    whole = 100 * UNIT
+    pool.set_limit(size=whole)
+
+    def work(index):
+        with Stream():
+            for _ in range(1000):
+                pool.malloc(int(share * whole))
+
+    in_threads(threads, work)
+    at_rest(pool)
+
+
+def test_pointers_die_in_other_threads_than_they_were_made_in(pool, in_threads):
+    mailboxes = [[] for _ in range(THREADS)]
+
+    def work(index):
+        for i in range(1000):
+            mailboxes[(index + i) % THREADS].append(pool.malloc(UNIT * (1 + i % 9)))
+            try:
+                mailboxes[index].pop()
+            except IndexError:
+                pass
+
+    in_threads(THREADS, work)
+    left = sum(map(len, mailboxes))
+    assert pool.stats()["live_blocks"] == left
+    mailboxes.clear()
+    at_rest(pool)
+
+
+def test_one_block_freed_by_two_threads_goes_back_once(pool, in_threads):
+    pointers = [pool.malloc(UNIT) for _ in range(2000)]
+
+    def work(index):
+        for pointer in pointers:
+            pointer.mem.free()
+
+    in_threads(2, work)
+    assert pool.used_bytes() == 0
+    assert pool.n_free_blocks() == 2000
+    testing.check_pool(pool)
+
+
+def test_neighbours_freed_at_once_are_joined(pool, in_threads):
+    whole = 64 * UNIT
+    del_me = pool.malloc(whole)
+    address = del_me.ptr
+    del del_me
+    for _ in range(50):
+        pieces = [pool.malloc(UNIT) for _ in range(64)]
+        halves = [pieces[0::2], pieces[1::2]]
+        del pieces
+        in_threads(2, lambda index: halves[index].clear())
+        assert pool.malloc(whole).ptr == address
+    assert pool.stats()["misses"] == 1
+
+
+def test_cycles_and_finalizers_of_all_threads(pool, in_threads):
+    class Ring:
+        def __init__(self, size):
+            self.me, self.pointer = self, pool.malloc(size)
+
+        def __del__(self):
+            pool.malloc(UNIT)
+
+    def work(index):
+        for i in range(200):
+            Ring(UNIT * (1 + (index + i) % 30))
+            if i % 50 == 0:
+                gc.collect()
+
+    in_threads(THREADS, work)
+    gc.collect()
+    at_rest(pool)
+
+
+def test_a_base_allocator_in_python_is_called_from_all_threads(in_threads):
+    pool = MemoryPool(lambda size: gpumem.malloc(size))
+
+    def work(index):
+        churn(pool, index, rounds=200)
+        pool.free_all_blocks()
+
+    in_threads(THREADS, work)
+    at_rest(pool)
+
+
+def test_pools_are_made_and_dropped_while_others_run_out(in_threads):
+    def work(index):
+        for i in range(4):  # few: each refusal collects garbage first
+            pool = MemoryPool()
+            pool.set_limit(size=8 * UNIT)
+            pointers = [pool.malloc(UNIT) for _ in range(8)]
+            with pytest.raises(OutOfMemoryError):
+                pool.malloc(UNIT)
+            if i % 2:
+                del pool
+            del pointers
+
+    in_threads(4, work)
+
+
+def test_a_full_device_is_shared_by_the_pools_of_all_threads(script):
+    """All pools empty their own and each other's caches all the time."""
+    code = """
+import sys, threading
+import gpumem
+from gpumem import testing
+sys.setswitchinterval(1e-6)
+pools = [gpumem.MemoryPool() for _ in range(8)]
+
+def work(index):
+    for i in range(300):
+        try:
+            pools[index].malloc(512 * (1 + (i * 37 + index * 11) % 64))
+        except gpumem.OutOfMemoryError:
+            pass  # the others were quicker, each time
+
+threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+for pool in pools:
+    testing.check_pool(pool)
+    assert (pool.used_bytes(), pool.free_bytes()) == (0, pool.total_bytes())
+print(sum(pool.stats()["retries"] for pool in pools) > 0)
+assert testing.ledger().bytes == sum(pool.total_bytes() for pool in pools)
+del pool
+pools.clear()
+print(testing.ledger().allocations, testing.ledger().errors)
+"""
+    done = script(code, GPUMEM_BACKEND="sim", GPUMEM_SIM_MEMORY="256KiB")
+    assert (done.stderr, done.stdout.split()) == ("", ["True", "0", "0"])
+
+
+def test_the_allocator_is_changed_while_others_allocate(pool, in_threads):
+    other = MemoryPool()
+
+    def work(index):
+        for i in range(500):
+            if index == 0:
+                gpumem.set_allocator((pool.malloc, other.malloc, None)[i % 3])
+            else:
+                assert gpumem.alloc(UNIT).mem.size == UNIT
+
+    in_threads(THREADS, work)
+    gpumem.set_allocator(None)
+    at_rest(pool)
+    at_rest(other)
