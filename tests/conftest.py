@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The suite's surroundings: which device it runs on, and that each test leaves nothing.
 
-GPUMEM_BACKEND chooses the device, the simulated one unless it says cuda. In this process
-that one has two devices, so that what needs two is tested everywhere; programs that the
-tests start get the default of one. A GPUMEM_SIM_DEVICES that is set stands.
+GPUMEM_BACKEND chooses the device, the simulated one unless it says cuda. In this
+process that one has two devices, so that what needs two is tested everywhere; programs
+that the tests start get the default of one. A GPUMEM_SIM_DEVICES that is set stands.
 """
 
 import gc

@@ -150,7 +150,12 @@ def test_more_than_there_can_be_is_out_of_memory(entry, size):
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_request_needs_its_size_and_nothing_else(entry):
     request = ENTRIES[entry]()
-    for arguments, names in (((), {}), ((1, 2), {}), ((), {"bytes": 1}), ((1,), {"size": 1})):
+    for arguments, names in (
+        ((), {}),
+        ((1, 2), {}),
+        ((), {"bytes": 1}),
+        ((1,), {"size": 1}),
+    ):
         with pytest.raises(TypeError):
             request(*arguments, **names)
 
@@ -185,7 +190,9 @@ def test_a_refused_request_leaves_the_counters(pool):
 # ---- in destructors ----
 
 
-@pytest.mark.parametrize("what", ["gpumem.malloc(512)", "gpumem.MemoryPool().malloc(512)"])
+@pytest.mark.parametrize(
+    "what", ["gpumem.malloc(512)", "gpumem.MemoryPool().malloc(512)"]
+)
 def test_a_failure_to_free_is_reported_and_not_raised(script, what):
     code = f"""
 import sys, gpumem

@@ -238,15 +238,15 @@ def test_memory_that_refers_to_its_pool_is_collected(make):
 
     def base(size):
         memory = Own(size)
-        memory.pool = pool
+        memory.pool = pools[0]
         alive.append(weakref.ref(memory))
         return MemoryPointer(memory, 0)
 
-    alive = []
-    pool = make(base)
-    pool.malloc(UNIT)
+    alive, pools = [], []
+    pools.append(make(base))
+    pools[0].malloc(UNIT)
     assert alive[0]() is not None  # cached
-    del pool
+    pools.clear()
     gc.collect()
     assert alive[0]() is None
 
@@ -335,6 +335,8 @@ def test_objects_in_the_hundreds_come_and_go(pool):
     for count in (1, 127, 128, 129, 500):
         pointers = [pool.malloc(UNIT) for _ in range(count)]
         assert pool.stats()["live_blocks"] == count
-        assert len({id(p) for p in pointers} | {id(p.mem) for p in pointers}) == 2 * count
+        assert (
+            len({id(p) for p in pointers} | {id(p.mem) for p in pointers}) == 2 * count
+        )
         del pointers
         assert pool.used_bytes() == 0

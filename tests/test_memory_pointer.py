@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""MemoryPointer: a place in memory, what can be reckoned with it, what it keeps alive."""
+"""MemoryPointer: a place in memory, what can be reckoned with it, what it keeps."""
 
 import gc
 import operator

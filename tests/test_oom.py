@@ -61,7 +61,9 @@ def test_garbage_makes_room_though_the_user_switched_collecting_off(
     del pointer
 
 
-def test_garbage_of_another_thread_makes_room(pool, no_automatic_collection, in_threads):
+def test_garbage_of_another_thread_makes_room(
+    pool, no_automatic_collection, in_threads
+):
     pool.set_limit(size=2 * MIB)
     in_threads(1, lambda index: in_a_cycle(pool.malloc(MIB)))
     pointer = pool.malloc(MIB + MIB // 2)
@@ -293,7 +295,9 @@ def test_a_lasting_shortage_leaves_what_is_in_use(pool, limit):
 
 @pytest.mark.sim_only
 @pytest.mark.parametrize("code", [1, 46, 700])
-@pytest.mark.parametrize("make", [MemoryPool, lambda: MemoryPool(lambda n: gpumem.malloc(n))])
+@pytest.mark.parametrize(
+    "make", [MemoryPool, lambda: MemoryPool(lambda n: gpumem.malloc(n))]
+)
 def test_another_error_is_not_taken_for_a_shortage(make, code):
     pool = make()
     kept = pool.malloc(UNIT)
@@ -323,7 +327,7 @@ def test_another_error_is_not_taken_for_a_shortage(make, code):
     ],
 )
 def test_whichever_call_fails_nothing_is_lost(pool, call, code, failures):
-    """Fails the n-th call of one kind for n = 1, 2, ..., more than the program makes."""
+    """Fails the n-th call of one kind for n = 1, 2, ..., beyond what there are."""
 
     def program():
         with Stream():

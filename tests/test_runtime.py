@@ -73,13 +73,29 @@ def test_there_are_as_many_devices_as_the_environment_says(script, text, count):
         ),
         (
             "GPUMEM_SIM_MEMORY",
-            *(("", "0", "-1", "8G", "8XB", "GiB", "1e9", "0x10", "8GiB!", "1.2.3", "nan"),),
+            *(
+                (
+                    "",
+                    "0",
+                    "-1",
+                    "8G",
+                    "8XB",
+                    "GiB",
+                    "1e9",
+                    "0x10",
+                    "8GiB!",
+                    "1.2.3",
+                    "nan",
+                ),
+            ),
             FORMS,
         ),
         ("GPUMEM_SIM_MEMORY", ("inf", "1..5MiB", ".", ".5GiB", "99999999TiB"), FORMS),
     ],
 )
-def test_what_is_not_accepted_is_an_error_at_first_use(script, variable, texts, accepted):
+def test_what_is_not_accepted_is_an_error_at_first_use(
+    script, variable, texts, accepted
+):
     code = """
 import os, sys
 import gpumem
@@ -107,7 +123,9 @@ def test_a_bad_value_is_no_reason_to_fail_an_import(script):
     done = script(FIRST_USE, GPUMEM_BACKEND="nonsense")
     assert done.stdout == "imported\n"
     assert done.returncode == 1
-    assert "ValueError: environment variable GPUMEM_BACKEND is 'nonsense'" in done.stderr
+    assert (
+        "ValueError: environment variable GPUMEM_BACKEND is 'nonsense'" in done.stderr
+    )
 
 
 def test_the_simulated_devices_variables_do_not_matter_elsewhere(script, cuda_works):
@@ -141,7 +159,9 @@ print(gpumem.get_backend(), gpumem.get_device_count())
     assert script(code, GPUMEM_BACKEND="nonsense").stdout.split() == ["sim", "3"]
 
 
-def test_without_a_gpu_the_simulated_device_is_used_with_one_warning(script, cuda_works):
+def test_without_a_gpu_the_simulated_device_is_used_with_one_warning(
+    script, cuda_works
+):
     if cuda_works:
         pytest.skip("this machine has a GPU to use")
     code = FIRST_USE + "\ngpumem.malloc(1); gpumem.MemoryPool().malloc(1)"

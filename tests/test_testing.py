@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""gpumem.testing: what it reports of the simulated device, and the failures it makes."""
+"""gpumem.testing: what it reports of the simulated device, which failures it makes."""
 
 import pytest
 

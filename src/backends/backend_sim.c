@@ -198,7 +198,32 @@ slot_mem_free(void *self, int device, gm_mem_kind kind, uintptr_t ptr)
     return leave(sim, "mem_free", device, ptr, 0, status);
 }
 
-/* Queues checked work on a stream; `wait`: and runs it, with all that comes before. */
+/* Queues checked work on a stream, which is found out; `wait`: and runs it, with all
+ * that comes before. */
+static gm_status
+transfer_locked(gm_sim *sim,
+                gm_stream handle,
+                const sim_op *work,
+                gm_copy_kind kind,
+                bool wait,
+                sim_stream **stream)
+{
+    gm_status status = sim_stream_find(sim, handle, stream);
+
+    if (status == GM_OK) {
+        status = work->kind == SIM_OP_COPY
+                     ? sim_check_copy(sim, work->dst, work->src, work->size, kind)
+                     : sim_check_set(sim, work->dst, work->size);
+    }
+    if (status == GM_OK) {
+        status = sim_submit(sim, *stream, work, NULL);
+    }
+    if (status == GM_OK && wait) {
+        sim_run(sim, *stream, (*stream)->last);
+    }
+    return status;
+}
+
 static gm_status
 transfer(gm_sim *sim,
          const char *name,
@@ -207,23 +232,13 @@ transfer(gm_sim *sim,
          gm_copy_kind kind,
          bool wait)
 {
+    sim_stream *stream = NULL;
     gm_status status = enter(sim);
+
     if (status != GM_OK) {
         return status;
     }
-    sim_stream *stream = NULL;
-    status = sim_stream_find(sim, handle, &stream);
-    if (status == GM_OK) {
-        status = work->kind == SIM_OP_COPY
-                     ? sim_check_copy(sim, work->dst, work->src, work->size, kind)
-                     : sim_check_set(sim, work->dst, work->size);
-    }
-    if (status == GM_OK) {
-        status = sim_submit(sim, stream, work, NULL);
-    }
-    if (status == GM_OK && wait) {
-        sim_run(sim, stream, stream->last);
-    }
+    status = transfer_locked(sim, handle, work, kind, wait, &stream);
     return leave(sim, name, device_of(stream), work->dst, work->size, status);
 }
 
@@ -244,6 +259,54 @@ slot_copy_async(void *self,
 {
     const sim_op work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
     return transfer(self, "copy_async", stream, &work, kind, false);
+}
+
+/* Between devices the runtime lets all earlier work of both go first. Each reaches the
+ * other, with peer access or without. */
+static gm_status
+slot_copy_peer(void *self,
+               uintptr_t dst,
+               int dst_device,
+               uintptr_t src,
+               int src_device,
+               size_t size)
+{
+    const sim_op work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
+    sim_stream *stream = NULL;
+    gm_sim *sim = self;
+    gm_status status = enter(sim);
+
+    if (status != GM_OK) {
+        return status;
+    }
+    if (sim_has_device(sim, dst_device) && sim_has_device(sim, src_device)) {
+        sim_drain(sim, src_device);
+        sim_drain(sim, dst_device);
+        status = transfer_locked(sim, GM_STREAM_LEGACY, &work, GM_COPY_DEVICE_TO_DEVICE,
+                                 true, &stream);
+    }
+    else {
+        status = GM_ERR_INVALID_DEVICE;
+    }
+    return leave(sim, "copy_peer", dst_device, dst, size, status);
+}
+
+static gm_status
+slot_copy_peer_async(void *self,
+                     uintptr_t dst,
+                     int dst_device,
+                     uintptr_t src,
+                     int src_device,
+                     size_t size,
+                     gm_stream stream)
+{
+    const sim_op work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
+
+    if (!sim_has_device(self, dst_device) || !sim_has_device(self, src_device)) {
+        return GM_ERR_INVALID_DEVICE;
+    }
+    return transfer(self, "copy_peer_async", stream, &work, GM_COPY_DEVICE_TO_DEVICE,
+                    false);
 }
 
 static gm_status
@@ -471,6 +534,8 @@ const gm_backend sim_slots = {
     .mem_free = slot_mem_free,
     .copy = slot_copy,
     .copy_async = slot_copy_async,
+    .copy_peer = slot_copy_peer,
+    .copy_peer_async = slot_copy_peer_async,
     .set = slot_set,
     .set_async = slot_set_async,
     .stream_create = slot_stream_create,

@@ -364,10 +364,19 @@ static gm_block *
 pool_void_handle_locked(gm_pool *pool, gm_block *block)
 {
     gm_block *twin = gm_block_take(&pool->store);
-    uint32_t generation = twin->generation;
 
-    *twin = *block;
-    twin->generation = generation;
+    /* All but u.live.deferred, which a free of the handle may be writing just now. */
+    *twin = (gm_block){
+        .addr = block->addr,
+        .size = block->size,
+        .prev = block->prev,
+        .next = block->next,
+        .segment = block->segment,
+        .generation = twin->generation,
+        .client = block->client,
+        .state = block->state,
+        .u.live.requested = block->u.live.requested,
+    };
     if (twin->prev) {
         twin->prev->next = twin;
     }

@@ -2,9 +2,9 @@
  *
  * The module gpumem._core: its state, its types, its end.
  *
- * Importing touches no device: the backend is opened at first use (runtime.c). The
- * module declares that it does not support more than one interpreter, because attaching
- * from the core's callbacks goes through the main one.
+ * Importing touches no device: the backend is opened at first use (runtime.c). A process
+ * can load the module once: the settings of a thread belong to one instance, and
+ * attaching from the core's callbacks goes through the main interpreter.
  */
 #include "module.h"
 
@@ -70,6 +70,12 @@ module_exec(PyObject *module)
         gmpy_device_pool_init,   gmpy_memory_pool_init,
     };
 
+    if (!gm_process_claim()) {
+        PyErr_SetString(PyExc_ImportError,
+                        "gpumem._core can be loaded once in a process, and in the main "
+                        "interpreter alone");
+        return -1;
+    }
     for (size_t i = 0; i < sizeof(tables) / sizeof(*tables); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
             return -1;

@@ -326,6 +326,53 @@ CONFORMANCE(copies)
     CHECK_EQ(gm_backend_stream_destroy(b, stream), GM_OK);
 }
 
+CONFORMANCE(copies_between_devices)
+{
+    unsigned char before[4096], after[4096];
+    uintptr_t on_first, on_second;
+    int count = 0, device = -1;
+    gm_stream stream;
+
+    CHECK_EQ(gm_backend_device_count(b, &count), GM_OK);
+    if (count < 2) {
+        SKIP("needs two devices");
+    }
+    for (size_t i = 0; i < sizeof before; i++) {
+        before[i] = (unsigned char)(i * 7 + 1);
+    }
+    CHECK_EQ(gm_backend_mem_alloc(b, 0, GM_MEM_DEVICE, sizeof before, &on_first),
+             GM_OK);
+    CHECK_EQ(gm_backend_mem_alloc(b, 1, GM_MEM_DEVICE, sizeof before, &on_second),
+             GM_OK);
+    CHECK_EQ(gm_backend_copy(b, on_first, (uintptr_t)before, sizeof before,
+                             GM_COPY_HOST_TO_DEVICE),
+             GM_OK);
+    CHECK_EQ(gm_backend_copy_peer(b, on_second, 1, on_first, 0, sizeof before), GM_OK);
+    CHECK_EQ(gm_backend_copy(b, (uintptr_t)after, on_second, sizeof after,
+                             GM_COPY_DEVICE_TO_HOST),
+             GM_OK);
+    CHECK(memcmp(before, after, sizeof after) == 0);
+
+    CHECK_EQ(gm_backend_set(b, on_second, 9, sizeof before), GM_OK);
+    CHECK_EQ(gm_backend_device_synchronize(b, 1), GM_OK);
+    CHECK_EQ(gm_backend_stream_create(b, 0, 0, 0, &stream), GM_OK);
+    CHECK_EQ(gm_backend_copy_peer_async(b, on_first, 0, on_second, 1, 512, stream),
+             GM_OK);
+    CHECK_EQ(gm_backend_stream_synchronize(b, stream), GM_OK);
+    CHECK_EQ(gm_backend_copy(b, (uintptr_t)after, on_first, sizeof after,
+                             GM_COPY_DEVICE_TO_HOST),
+             GM_OK);
+    CHECK(after[0] == 9 && after[511] == 9 && after[512] == before[512]);
+
+    CHECK_EQ(gm_backend_copy_peer(b, on_second, count, on_first, 0, 512),
+             GM_ERR_INVALID_DEVICE);
+    CHECK_EQ(gm_backend_device_get(b, &device), GM_OK);
+    CHECK_EQ(device, 0);
+    CHECK_EQ(gm_backend_stream_destroy(b, stream), GM_OK);
+    CHECK_EQ(gm_backend_mem_free(b, 0, GM_MEM_DEVICE, on_first), GM_OK);
+    CHECK_EQ(gm_backend_mem_free(b, 1, GM_MEM_DEVICE, on_second), GM_OK);
+}
+
 CONFORMANCE(sets_use_the_low_byte)
 {
     unsigned char host[700];

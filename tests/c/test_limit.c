@@ -256,7 +256,7 @@ TEST(limit_holds_at_every_instant)
     pthread_t threads[THREADS];
     gm_stats s;
 
-    bench_init(&b, UNITS(24));
+    bench_init(&b, UNITS(20));
     for (size_t i = 0; i < THREADS; i++) {
         CHECK_EQ(pthread_create(&threads[i], NULL, press, &b), 0);
     }
@@ -264,8 +264,8 @@ TEST(limit_holds_at_every_instant)
         CHECK_EQ(pthread_join(threads[i], NULL), 0);
     }
     s = stats_of(b.pool);
-    CHECK(b.books.peak <= UNITS(24));
-    CHECK(s.peak_total_bytes <= UNITS(24));
+    CHECK(b.books.peak <= UNITS(20));
+    CHECK(s.peak_total_bytes <= UNITS(20));
     CHECK(s.out_of_memory > 0 && s.retries > 0); // it was pressed
     CHECK_EQ(s.live_blocks, 0);
     CHECK_EQ(s.total_bytes, b.books.bytes);
