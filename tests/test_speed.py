@@ -12,16 +12,17 @@ PRELUDE = """
 import random, statistics, timeit
 import gpumem
 pool = gpumem.MemoryPool()
-LOOPS, ROUNDS, TRIES = 20_000, 9, 12
+LOOPS, ROUNDS, TRIES = 1000, 101, 10
 
 def ratio(make, base, names):
-    '''The median time of making and dropping one over that of the other, in turns.'''
-    make, base = (f"p = {call}; del p" for call in (make, base))
-    times = {make: [], base: []}
-    for _ in range(ROUNDS):
-        for text, taken in times.items():
-            taken.append(timeit.timeit(text, globals=names, number=LOOPS))
-    return statistics.median(times[make]) / statistics.median(times[base])
+    '''The time of making and dropping one over that of the other: the median of many
+    short rounds, each of which times both, so that a change of pace hits both.'''
+    make, base = (
+        timeit.Timer(f"p = {call}; del p", globals=names) for call in (make, base)
+    )
+    return statistics.median(
+        make.timeit(LOOPS) / base.timeit(LOOPS) for _ in range(ROUNDS)
+    )
 
 def best(limit, measure):
     '''The least of what `measure` gives, in as many tries as it takes to get below.'''

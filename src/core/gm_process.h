@@ -40,7 +40,8 @@ GM_MUST_CHECK gm_status gm_process_status(void);
 /* Notes that a device is in use; installs the fork handler the first time. */
 void gm_process_opened(void);
 
-/* True for the first caller alone: per-thread and per-process state serves one binding. */
+/* True for the first caller alone: what is kept a thread and a process serves one
+ * binding. */
 bool gm_process_claim(void);
 
 /* From now on destructors leak. Called at interpreter exit. */

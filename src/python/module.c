@@ -2,9 +2,9 @@
  *
  * The module gpumem._core: its state, its types, its end.
  *
- * Importing touches no device: the backend is opened at first use (runtime.c). A process
- * can load the module once: the settings of a thread belong to one instance, and
- * attaching from the core's callbacks goes through the main interpreter.
+ * Importing touches no device: the backend is opened at first use (runtime.c). A
+ * process can load the module once: the settings of a thread belong to one instance,
+ * and attaching from the core's callbacks goes through the main interpreter.
  */
 #include "module.h"
 

@@ -122,10 +122,9 @@ step_other(race *r)
         break;
     default:
         // At times below what is held, at times none.
-        r->model.limit = dice_below(&r->d, 2) == 0
-                             ? 0
-                             : model_sum(&r->model).total / 2 +
-                                   dice_below(&r->d, UNITS(1500));
+        r->model.limit = dice_below(&r->d, 2) == 0 ? 0
+                                                   : model_sum(&r->model).total / 2 +
+                                                         dice_below(&r->d, UNITS(1500));
         gm_pool_set_limit(r->pool, r->model.limit);
     }
 }
