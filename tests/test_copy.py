@@ -86,7 +86,6 @@ def test_a_fill_takes_the_low_eight_bits(filled, form, value, byte):
     assert content(filled) == PATTERN[:8] + bytes([byte]) * 100 + PATTERN[108:]
 
 
-@pytest.mark.gpu  # the simulated device has no copies between devices yet
 @pytest.mark.two_devices
 @each_way("copy_from_device", "copy_from")
 def test_bytes_come_from_another_device(filled, form):

@@ -132,6 +132,28 @@ def test_a_handler_that_runs_after_ours_can_still_allocate(script):
     assert (done.returncode, done.stdout, done.stderr) == (0, "512 1536\n", "")
 
 
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    ("when", "freed"), [("before", []), ("after", ["mem_free", "mem_free"])]
+)
+def test_only_what_dies_before_the_end_is_given_back(script, when, freed):
+    """A handler that was registered before the import runs after our own, and finds
+    that the memory is left to the end of the process."""
+    last = """
+import atexit
+def last():
+    global pointer, pool, raw
+    from gpumem import testing
+    gpumem.set_allocator(None)
+    with testing.call_log() as calls:
+        del pointer, pool, raw
+    print([call.name for call in calls if "free" in call.name])
+atexit.register(last)
+"""
+    done = script(last + PRELUDE if when == "before" else PRELUDE + last)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{freed}\n", "")
+
+
 def test_an_interpreter_that_used_no_device_ends_silently(script):
     done = script("import gpumem; pool = gpumem.MemoryPool(); kept = pool.malloc")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -145,8 +167,10 @@ def test_an_end_is_quick(script):
 
 # ---- fork ----
 
+# The driver has threads of its own, about which Python warns whoever forks.
 FORK = """
-import os, sys, traceback
+import os, sys, traceback, warnings
+warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
 def child(work):
     '''Runs `work` in a forked child and ends it as Python does; its exit status.'''
     sys.stdout.flush()

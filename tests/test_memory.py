@@ -151,11 +151,13 @@ def test_memory_goes_back_to_its_own_device_whatever_is_current():
 
 def test_the_device_counts_what_is_taken():
     size = 64 << 20
+    # A real device may serve others too.
+    tolerance = 0 if gpumem.get_backend() == "sim" else 2 << 20
     before, total = Device().mem_info
     memory = Memory(size)
-    assert Device().mem_info == (before - size, total)
+    assert Device().mem_info == (pytest.approx(before - size, abs=tolerance), total)
     del memory
-    assert Device().mem_info == (before, total)
+    assert Device().mem_info == (pytest.approx(before, abs=tolerance), total)
 
 
 def test_memory_is_not_tracked_by_the_collector(pool):

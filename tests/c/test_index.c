@@ -107,12 +107,15 @@ world_free(world *w)
     free(w);
 }
 
-/* Few units or many: an odd number of them times a power of two. */
+/* Few units or many: some of them, at times times a power of two. */
 static size_t
 some_size(world *w)
 {
     size_t units = 1 + dice_below(&w->d, w->sizes);
 
+    if (w->sizes == 1) {
+        return 512;
+    }
     return units << (9 + (dice_below(&w->d, 4) == 0 ? dice_below(&w->d, 30) : 0));
 }
 
@@ -225,6 +228,62 @@ TEST(index_nearly_empty_is_the_sorted_array)
     for (uint64_t seed = 10; seed < 30; seed++) {
         run_world(seed, 64, 3, 5000 / (size_t)harness_slowness());
     }
+}
+
+static size_t
+depth_of(const gm_block *node)
+{
+    size_t left, right;
+
+    if (node == NULL) {
+        return 0;
+    }
+    left = depth_of(node->u.tree.left);
+    right = depth_of(node->u.tree.right);
+    return 1 + (left > right ? left : right);
+}
+
+/* The nodes of a tree, each before its subtrees: the tree's shape. */
+static size_t
+write_shape(const gm_block *node, const gm_block **out)
+{
+    size_t count = 0;
+
+    if (node != NULL) {
+        out[count++] = node;
+        count += write_shape(node->u.tree.left, out + count);
+        count += write_shape(node->u.tree.right, out + count);
+    }
+    return count;
+}
+
+/* All blocks of one size are in one bin. A random tree of 2000 nodes is some 25 deep, a
+ * list 2000; and the shape of a treap is that of its content, however it came about. */
+TEST(index_stays_shallow)
+{
+    static const gm_block *shape[NODES], *again[NODES];
+    world *w = world_new(4, 1);
+    gm_block **root = &w->index.roots[gm_size_bin(512)];
+
+    while (w->sorted.count < 2000) {
+        world_put(w);
+    }
+    for (size_t i = 0; i < 20000; i++) {
+        world_remove(w, dice_below(&w->d, w->sorted.count));
+        world_put(w);
+    }
+    CHECK(depth_of(*root) < 50);
+    CHECK_EQ(write_shape(*root, shape), 2000);
+    for (size_t i = 0; i < 2000; i++) {
+        gm_index_remove(&w->index, w->sorted.items[i]);
+    }
+    for (size_t i = 0; i < 2000; i++) { // the worst order for a plain tree
+        gm_index_put(&w->index, w->sorted.items[i]);
+    }
+    CHECK(depth_of(*root) < 50);
+    CHECK_EQ(write_shape(*root, again), 2000);
+    CHECK(memcmp(shape, again, 2000 * sizeof shape[0]) == 0);
+    world_free(w);
 }
 
 TEST(index_of_nothing_has_no_best)

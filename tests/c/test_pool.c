@@ -383,6 +383,7 @@ TEST(pool_handle_is_void_once_its_address_was_freed)
     bench_init(&b);
     old = take_bytes(b.pool, 512);
     CHECK_EQ(gm_pool_free_address(b.pool, old.block->addr), GM_OK);
+    CHECK(old.block->generation != old.generation); // so that its holder can tell
     check_void(old);
     check_pool(b.pool);
     CHECK_EQ(stats_of(b.pool).live_blocks, 0);
