@@ -12,12 +12,12 @@ simulated device in tests.
 """
 
 try:
-    from gpumem import _core
-except ImportError:
+    import gpumem._core as _core
+except ModuleNotFoundError:
     from gpumem._source_tree import use_installed
 
     use_installed(__path__)
-    from gpumem import _core
+    import gpumem._core as _core
 
 from gpumem._config import show_config
 from gpumem._core import (

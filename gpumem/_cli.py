@@ -3,8 +3,9 @@
 
 Results go to stdout, progress and complaints to stderr. Exit codes: 0 all went well;
 1 the work did not complete (out of memory, a device error, or the allocator broke a
-promise); 2 the command line, the environment or a file is not usable; 130 interrupted.
-No input ends in a traceback.
+promise); 2 the command line, the environment or a file, stdout included, is not usable;
+130 interrupted; 141 whoever read the output left, as the shell has it for a program
+that a signal ended. No input ends in a traceback.
 
 What is measured and checked is in _replay.py; this file parses, prints and shows
 progress.
@@ -12,12 +13,13 @@ progress.
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 import gpumem
 from gpumem import _replay
@@ -28,6 +30,7 @@ from gpumem._units import LIMIT_FORMS, format_bytes, parse_limit
 _INCOMPLETE = 1
 _UNUSABLE = 2
 _INTERRUPTED = 130
+_NO_READER = 141
 
 # Name, and what it does. The library reads each at first use, never at import.
 _ENVIRONMENT = {
@@ -62,21 +65,52 @@ class _Unusable(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` and returns the exit code."""
-    args = _parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], int] = args.run
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # As stderr is from the start: a file's name can be any bytes.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return run(args)
+        try:
+            return _run(argv)
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:  # closed by whoever started this
+                    stream.flush()  # what cannot be written is to fail here
     except (TraceError, _Unusable) as error:
         return _complain(error, _UNUSABLE)
-    except (gpumem.OutOfMemoryError, RuntimeError) as error:
-        return _complain(error, _INCOMPLETE)
+    except (MemoryError, RuntimeError) as error:
+        return _complain(str(error) or "the host has no memory left", _INCOMPLETE)
     except KeyboardInterrupt:
         return _complain("interrupted", _INTERRUPTED)
+    except BrokenPipeError:
+        _forget(sys.stdout, sys.stderr)
+        return _NO_READER
+    except OSError as error:  # those of other files were told of where they came up
+        _forget(sys.stdout)
+        return _complain(f"cannot write the output: {error.strerror}", _UNUSABLE)
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    args = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = args.run
+    return run(args)
 
 
 def _complain(what: object, code: int) -> int:
-    print(f"gpumem: {what}", file=sys.stderr)
+    if sys.stderr is not None:  # print takes None for stdout
+        try:
+            print(f"gpumem: {what}", file=sys.stderr, flush=True)
+        except OSError:  # nobody listens
+            _forget(sys.stderr)
     return code
+
+
+def _forget(*streams: TextIO | None) -> None:
+    """Lets what the streams have not written yet go nowhere. At its end the interpreter
+    would try again, and fail with a message and an exit code of its own."""
+    with open(os.devnull, "wb") as nowhere:
+        for stream in streams:
+            if stream is not None:
+                os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -94,6 +128,22 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     replay.set_defaults(run=_run_replay, usage_error=replay.error)
+    _add_replay_arguments(replay)
+
+    info = commands.add_parser(
+        "info",
+        help="show version, build, backend, devices and environment",
+        description="Shows what is installed, which backend and devices are in use, "
+        "and the environment variables that matter.",
+    )
+    info.set_defaults(run=_run_info)
+    info.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of text"
+    )
+    return parser
+
+
+def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
     replay.add_argument("trace", metavar="TRACE", help="the trace file")
     replay.add_argument(
         "--pool",
@@ -132,21 +182,10 @@ def _parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="print one JSON object instead of text"
     )
 
-    info = commands.add_parser(
-        "info",
-        help="show version, build, backend, devices and environment",
-        description="Shows what is installed, which backend and devices are in use, "
-        "and the environment variables that matter.",
-    )
-    info.set_defaults(run=_run_info)
-    info.add_argument(
-        "--json", action="store_true", help="print one JSON object instead of text"
-    )
-    return parser
-
 
 def _passes(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 1_000_000):
+    digits = text.isascii() and text.isdigit() and len(text) <= 7
+    if not (digits and 0 < int(text) <= 1_000_000):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number of passes; expected 1 to 1000000"
         )
@@ -196,7 +235,8 @@ def _open_backend() -> str:
     """Name of the backend in use; the first use of the device is here."""
     try:
         return gpumem.get_backend()
-    except ValueError as error:  # an environment variable that makes no sense
+    except (ValueError, RuntimeWarning) as error:
+        # A variable that makes no sense, or warnings that are to be errors.
         raise _Unusable(error) from error
 
 
@@ -332,7 +372,7 @@ def _progress() -> Iterator[_replay.Progress | None]:
     Both forms draw only when they are called: a thread that redraws would run inside
     the timed passes.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     try:

@@ -7,20 +7,30 @@ from gpumem import _core
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import ParamSpec, TypeVar
+
     from gpumem._core import _Allocator
+
+    _Params = ParamSpec("_Params")
+    _Result = TypeVar("_Result")
 
 
 class using_allocator:  # noqa: N801 - used like a function
     """Makes `allocator` the calling thread's allocator inside a with statement.
 
-    Nests; other threads, also those started inside, keep the allocator they have.
-    set_allocator raises ValueError inside. Not to be entered by two threads at once.
+    As a decorator, inside each call of the function. Nests, and may be entered again
+    and by several threads; other threads, also those started inside, keep the allocator
+    they have. set_allocator raises ValueError inside.
+
+    Where scopes are left out of order, as generators do, the newest that is still
+    entered counts.
 
     Args:
         allocator (callable): as for set_allocator; None is malloc, which uses no pool.
     """
 
-    __slots__ = ("_allocator", "_before")
+    __slots__ = ("_allocator",)
 
     def __init__(self, allocator: _Allocator | None = None) -> None:
         if allocator is not None and not callable(allocator):
@@ -28,11 +38,21 @@ class using_allocator:  # noqa: N801 - used like a function
                 "allocator must be callable or None, not " + type(allocator).__name__
             )
         self._allocator: _Allocator = _core.malloc if allocator is None else allocator
-        self._before: list[_Allocator | None] = []
 
     def __enter__(self) -> None:
-        self._before.append(_core._get_thread_local_allocator())
-        _core._set_thread_local_allocator(self._allocator)
+        _core._push_allocator(self, self._allocator)
 
     def __exit__(self, *exc_info: object) -> None:
-        _core._set_thread_local_allocator(self._before.pop())
+        _core._pop_allocator(self)
+
+    def __call__(
+        self, function: Callable[_Params, _Result]
+    ) -> Callable[_Params, _Result]:
+        from functools import wraps  # here, because importing gpumem does without it
+
+        @wraps(function)
+        def inside(*args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+            with self:
+                return function(*args, **kwargs)
+
+        return inside

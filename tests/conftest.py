@@ -6,7 +6,10 @@ process that one has two devices, so that what needs two is tested everywhere; p
 that the tests start get the default of one. A GPUMEM_SIM_DEVICES that is set stands.
 """
 
+import functools
 import gc
+import itertools
+import operator
 import os
 import subprocess
 import sys
@@ -189,3 +192,36 @@ def in_threads():
         return results
 
     return run
+
+
+@pytest.fixture
+def lets_others_run():
+    """A function that says whether other threads run during `call(*args)`, which must
+    not be Python code.
+
+    Functions in C alone make the calls one after the other and look at what the other
+    thread does, so the interpreter has no other chance to switch than the calls.
+    """
+    turns = []
+    stop = False
+
+    def take_turns():
+        while not stop:
+            turns.append(None)
+
+    def often(call):
+        return map(operator.call, itertools.repeat(call, 10**6))
+
+    def run(call, *args):
+        calls = often(functools.partial(call, *args))
+        look = turns.__len__
+        watched = zip(often(look), calls, often(look), strict=True)
+        before_and_after = map(operator.itemgetter(0, 2), watched)
+        return any(itertools.starmap(operator.ne, before_and_after))
+
+    thread = threading.Thread(target=take_turns, daemon=True)
+    thread.start()
+    yield run
+    stop = True
+    thread.join(WATCHDOG_SECONDS)
+    assert not thread.is_alive()

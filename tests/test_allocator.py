@@ -2,6 +2,7 @@
 """Which allocator is current, and what a pool makes of a Python one beneath it."""
 
 import threading
+import weakref
 
 import pytest
 
@@ -173,6 +174,113 @@ def test_a_scope_is_for_its_own_thread_alone(pool):
     assert gpumem.get_allocator() is base
 
 
+def hold(scope):
+    with scope:
+        yield
+
+
+def test_scopes_that_are_left_in_the_order_they_were_entered(pool):
+    allocators = [Base() for _ in range(10)]
+    held = [hold(gpumem.using_allocator(base)) for base in allocators]
+    for generator in held:
+        next(generator)
+    for generator in held[:-1]:
+        generator.close()
+        assert gpumem.get_allocator() is allocators[-1]
+        with pytest.raises(ValueError, match="using_allocator"):
+            gpumem.set_allocator(pool.malloc)
+    held[-1].close()
+    assert gpumem.get_allocator() is gpumem.malloc
+
+
+def test_a_finished_scope_never_comes_back():
+    outer, middle, inner = (gpumem.using_allocator(Base()) for _ in range(3))
+    below = Base()
+    gpumem.set_allocator(below)
+    for scope in (outer, middle, inner):
+        scope.__enter__()
+    current = gpumem.get_allocator()
+    middle.__exit__(None, None, None)
+    assert gpumem.get_allocator() is current
+    outer.__exit__(None, None, None)
+    assert gpumem.get_allocator() is current
+    inner.__exit__(None, None, None)
+    assert gpumem.get_allocator() is below
+
+
+def test_a_scope_holds_its_allocator_no_longer_than_it_is_entered():
+    first, second = Base(), Base()
+    watches = [weakref.ref(first), weakref.ref(second)]
+    held = [hold(gpumem.using_allocator(first)), hold(gpumem.using_allocator(second))]
+    del first, second
+    for generator in held:
+        next(generator)
+    del generator
+    held.pop(0).close()
+    assert [watch() is None for watch in watches] == [True, False]
+    held.pop(0).close()
+    assert watches[1]() is None
+
+
+def test_leaving_a_scope_that_was_not_entered_is_an_error(pool, in_threads):
+    scope, other = (gpumem.using_allocator(pool.malloc) for _ in range(2))
+    leave = scope.__exit__
+    with pytest.raises(RuntimeError, match="did not enter"):
+        leave(None, None, None)
+    with scope:
+        with pytest.raises(RuntimeError, match="did not enter"):
+            other.__exit__(None, None, None)
+        with pytest.raises(RuntimeError, match="did not enter"):
+            in_threads(1, lambda _: leave(None, None, None))
+        assert gpumem.get_allocator() == pool.malloc
+    assert gpumem.get_allocator() is gpumem.malloc
+
+
+def test_one_scope_can_be_entered_by_several_threads_at_once(pool, in_threads):
+    scope = gpumem.using_allocator(pool.malloc)
+    all_inside = threading.Barrier(4)
+
+    def work(_):
+        with scope:
+            all_inside.wait(10)
+            inside = gpumem.get_allocator()
+        return inside, gpumem.get_allocator()
+
+    assert in_threads(4, work) == [(pool.malloc, gpumem.malloc)] * 4
+
+
+def test_a_scope_that_is_never_left_ends_with_its_thread(in_threads):
+    def enter(_):
+        base = Base()
+        gpumem.using_allocator(base).__enter__()
+        return weakref.ref(base)
+
+    assert [watch() for watch in in_threads(2, enter)] == [None, None]
+
+
+def test_a_scope_is_a_decorator_too(pool):
+    @gpumem.using_allocator(pool.malloc)
+    def where(size, *, times=0):
+        "What it is for."
+        if times:
+            return where(size, times=times - 1)
+        return gpumem.get_allocator(), gpumem.alloc(size).mem.size
+
+    assert where(513) == where(size=513, times=3) == (pool.malloc, 1024)
+    assert (where.__name__, where.__doc__) == ("where", "What it is for.")
+    assert gpumem.get_allocator() is gpumem.malloc
+
+
+def test_a_decorated_function_that_raises_leaves_the_scope(pool):
+    @gpumem.using_allocator(pool.malloc)
+    def fail():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert gpumem.get_allocator() is gpumem.malloc
+
+
 # ---- beneath a pool ----
 
 
@@ -260,6 +368,13 @@ def test_a_base_allocator_that_fails_is_not_asked_again(answer, error):
     more = pool.malloc(8 * UNIT)
     assert pool.used_bytes() == 9 * UNIT
     del kept, more
+
+
+def test_a_pointer_that_was_never_initialized_is_called_that():
+    pool = MemoryPool(lambda size: MemoryPointer.__new__(MemoryPointer))
+    with pytest.raises(ValueError, match="MemoryPointer that was not initialized"):
+        pool.malloc(UNIT)
+    assert pool.total_bytes() == 0
 
 
 @pytest.mark.parametrize(

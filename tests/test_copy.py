@@ -7,7 +7,7 @@ import ctypes
 import pytest
 
 import gpumem
-from gpumem import BaseMemory, Device, MemoryPointer, Stream, testing
+from gpumem import BaseMemory, Device, ExternalStream, MemoryPointer, Stream, testing
 
 SIZE = 1000
 PATTERN = bytes(i % 251 for i in range(SIZE))
@@ -150,6 +150,52 @@ def test_another_librarys_stream_will_do(pointer):
     pointer.memset_async(5, SIZE, Foreign())
     Device().synchronize()
     assert content(pointer) == bytes([5]) * SIZE
+
+
+@pytest.mark.two_devices
+@pytest.mark.sim_only
+@pytest.mark.parametrize("form", [form + "_async" for form in FORMS])
+@pytest.mark.parametrize("handle", [0, 1, 2])
+def test_a_default_stream_that_names_its_device_is_that_devices(form, handle):
+    with Device(1):
+        there = gpumem.malloc(SIZE)
+        what = arguments(form, gpumem.malloc(SIZE))
+    with testing.call_log() as calls:
+        getattr(there, form)(what, SIZE, ExternalStream(handle, device_id=1))
+    current = gpumem.get_device_id()
+    left = []
+    for device in (0, 1):
+        Device(device).synchronize()
+        left.append(testing.ledger().pending)
+    assert [c.device for c in calls if c.name in ("copy_async", "set_async")] == [1]
+    assert (left, current) == ([1, 0], 0)
+
+
+@pytest.mark.two_devices
+@pytest.mark.sim_only
+def test_a_copy_between_devices_goes_to_the_device_its_stream_names(filled):
+    with Device(1):
+        there = gpumem.malloc(SIZE)
+    with testing.call_log() as calls:
+        for device in (1, 0):
+            there.copy_from_async(filled, SIZE, ExternalStream(0, device))
+    for device in (0, 1):
+        Device(device).synchronize()
+    assert [c.device for c in calls if c.name == "copy_peer_async"] == [1, 0]
+    assert gpumem.get_device_id() == 0
+
+
+@pytest.mark.two_devices
+@pytest.mark.sim_only
+def test_the_current_device_is_kept_when_a_copy_fails_on_another():
+    with Device(1):
+        there = gpumem.malloc(SIZE)
+    stream = ExternalStream(0, 1)
+    for call in ("set_async", "device_get", "device_set"):
+        with testing.fail(call, code=999):
+            with pytest.raises(gpumem.CUDARuntimeError):
+                there.memset_async(1, SIZE, stream)
+        assert gpumem.get_device_id() == 0, call
 
 
 @pytest.mark.parametrize("form", [form + "_async" for form in FORMS])

@@ -249,6 +249,19 @@ def test_the_per_thread_stream_is_each_threads_own(placed, in_thread):
     assert placed(Stream.ptds) == here
 
 
+@pytest.mark.two_devices
+def test_the_per_thread_stream_that_names_its_device_is_that_devices():
+    with Device(1):
+        pool = gpumem.SingleDeviceMemoryPool()
+        with Stream.ptds:
+            pool.malloc(512)
+    pool.free_all_blocks(ExternalStream(2, device_id=0))
+    assert pool.total_bytes() == 512
+    pool.free_all_blocks(ExternalStream(2, device_id=1))
+    assert pool.total_bytes() == 0
+    assert gpumem.get_device_id() == 0
+
+
 @pytest.mark.sim_only
 def test_a_stream_with_the_handle_of_a_dead_one_does_not_get_its_memory(placed):
     dead = Stream()

@@ -78,7 +78,39 @@ def test_a_runtime_error_has_the_runtimes_number_and_text():
     assert isinstance(error, RuntimeError)
     assert error.status == 2
     assert str(error) == "cudaErrorMemoryAllocation: out of memory"
-    assert "700" in str(CUDARuntimeError(700))
+
+
+def test_a_runtime_error_without_a_text_has_the_runtimes():
+    error = CUDARuntimeError(2)
+    assert error.status == 2
+    assert str(error) == "cudaErrorMemoryAllocation: out of memory"
+    assert error.args == (str(error),)
+    for same in (CUDARuntimeError(2, None), CUDARuntimeError(status=2)):
+        assert str(same) == str(error)
+
+
+@pytest.mark.parametrize("status", [123456, -1, 2**31, 2**64, -(2**64), "two", None])
+def test_a_runtime_error_of_a_number_nobody_knows_has_the_number(status):
+    error = CUDARuntimeError(status)
+    assert str(error) == f"CUDA runtime error {status}"
+    assert error.status == status
+
+
+def test_a_runtime_error_opens_no_device(script):
+    code = """
+from gpumem import _core
+print(_core.CUDARuntimeError(2))
+print(_core._config()["backend"])
+"""
+    done = script(code, GPUMEM_BACKEND="no such backend")
+    assert (done.stdout, done.stderr) == ("CUDA runtime error 2\nNone\n", "")
+
+
+@pytest.mark.sim_only
+def test_a_failed_call_with_a_number_nobody_knows_says_the_number():
+    with testing.fail("mem_alloc", code=123456):
+        with pytest.raises(CUDARuntimeError, match="^CUDA runtime error 123456 .*all"):
+            gpumem.malloc(512)
 
 
 @pytest.mark.parametrize("again", [copy.copy, lambda e: pickle.loads(pickle.dumps(e))])

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 import gpumem
-from gpumem import Device, Event, Stream, get_elapsed_time, testing
+from gpumem import Device, Event, ExternalStream, Stream, get_elapsed_time, testing
 
 
 def queue_work(stream, size=4096):
@@ -299,6 +299,28 @@ def test_a_stream_of_another_device_is_refused():
     assert caught.value.status == 400  # invalid resource handle
 
 
+@pytest.mark.two_devices
+def test_a_default_stream_that_names_its_device_is_that_devices():
+    with Device(1):
+        event = Event()
+    for handle in (0, 1, 2):
+        event.record(ExternalStream(handle, device_id=1))
+        event.synchronize()
+        assert gpumem.get_device_id() == 0
+
+
+@pytest.mark.two_devices
+@pytest.mark.sim_only
+def test_the_current_device_is_kept_when_recording_fails_on_another():
+    with Device(1):
+        event = Event()
+    for call in ("event_record", "device_get", "device_set"):
+        with testing.fail(call, code=999):
+            with pytest.raises(gpumem.CUDARuntimeError):
+                event.record(ExternalStream(0, 1))
+        assert gpumem.get_device_id() == 0, call
+
+
 @pytest.mark.sim_only
 @pytest.mark.misuse
 def test_an_event_that_was_never_initialised_is_no_event():
@@ -360,6 +382,13 @@ def test_elapsed_time_of_what_was_never_recorded():
     with pytest.raises(gpumem.CUDARuntimeError) as caught:
         get_elapsed_time(Event(), Event())
     assert caught.value.status == 400
+
+
+def test_other_threads_run_while_elapsed_time_is_asked_for(lets_others_run):
+    event = Event()
+    event.record()
+    event.synchronize()
+    assert lets_others_run(get_elapsed_time, event, event)
 
 
 def test_elapsed_time_wants_events():

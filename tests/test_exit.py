@@ -23,12 +23,7 @@ ENDINGS = {
     "pool first": ("del pool", 0),
     "a cycle": ("ring = [pool.malloc(1), raw]; ring.append(ring); del ring", 0),
     "builtins": ("builtins.kept = [pool, pool.malloc(1), raw, stream]", 0),
-    "a thread local": (
-        "local = threading.local(); local.kept = pool.malloc(1)\n"
-        "from gpumem import _core\n"
-        "_core._set_thread_local_allocator(pool.malloc)",
-        0,
-    ),
+    "a thread local": ("local = threading.local(); local.kept = pool.malloc(1)", 0),
     "a stream in use": ("stream.use(); kept = pool.malloc(1)", 0),
     "a scope left open": (
         "scope = gpumem.using_allocator(pool.malloc); scope.__enter__()\n"
@@ -212,6 +207,10 @@ pointer.memset(0, 1000)
         "gpumem.MemoryPool().malloc(512)",
         "gpumem.SingleDeviceMemoryPool().malloc(512)",
         "gpumem.Memory(512)",
+        "pool.used_bytes()",
+        "pool.stats()",
+        "pool.set_limit(size=1)",
+        "pool.free_all_blocks()",
     ],
 )
 def test_a_forked_child_is_told_why_it_gets_no_memory(script, request_):
@@ -256,6 +255,44 @@ def work():
     global pointer
     del pointer
 for _ in range(10):
+    assert child(work) == 5
+"""
+    done = script(PRELUDE + FORK + code, options=("-W", "ignore::DeprecationWarning"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.sim_only
+def test_a_child_forked_while_others_call_the_device_does_not_hang(script):
+    """The simulated device and what injects its failures have a lock each, which
+    another thread may hold at the fork."""
+    code = """
+from gpumem import testing
+device = gpumem.Device()
+def churn():
+    while True:
+        device.mem_info, device.synchronize(), testing.ledger()
+for _ in range(3):
+    threading.Thread(target=churn, daemon=True).start()
+sys.setswitchinterval(1e-6)
+def work():
+    for request in (lambda: device.mem_info, device.synchronize):
+        try:
+            request()
+        except RuntimeError as error:
+            assert type(error) is RuntimeError, error
+            assert "fork" in str(error) and "spawn" in str(error), error
+        else:
+            raise AssertionError("a device in a forked child")
+    try:
+        with testing.fail("mem_info"):
+            raise AssertionError("a plan in a forked child")
+    except RuntimeError as error:
+        assert "fork" in str(error), error
+    assert testing.ledger().allocations == 0
+    with testing.call_log() as calls:
+        pass
+    assert calls == []
+for _ in range(20):
     assert child(work) == 5
 """
     done = script(PRELUDE + FORK + code, options=("-W", "ignore::DeprecationWarning"))

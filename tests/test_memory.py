@@ -94,13 +94,14 @@ def test_memory_that_was_never_initialised_has_nothing():
 
 
 @pytest.mark.sim_only
-def test_initialising_again_gives_the_first_memory_back():
+def test_memory_is_initialised_once():
     memory = Memory(1000)
-    first = memory.ptr
+    address = memory.ptr
     with testing.call_log() as calls:
-        memory.__init__(2000)
-    assert memory.size == 2000
-    assert [call.ptr for call in calls if call.name == "mem_free"] == [first]
+        with pytest.raises(RuntimeError, match="once"):
+            memory.__init__(2000)
+    assert not calls
+    assert (memory.ptr, memory.size) == (address, 1000)
 
 
 @pytest.mark.sim_only
@@ -220,6 +221,19 @@ def test_pooled_memory_cannot_be_written_to(pool):
     for name in ("ptr", "size", "device_id", "pool"):
         with pytest.raises(AttributeError):
             setattr(memory, name, 0)
+
+
+@pytest.mark.parametrize("name", ["ptr", "size", "device_id"])
+def test_pooled_memory_cannot_be_written_to_through_its_base(pool, name):
+    memory = pool.malloc(512).mem
+    before = getattr(memory, name)
+    attribute = vars(BaseMemory)[name]
+    with pytest.raises(AttributeError, match=f"{name} of a PooledMemory"):
+        attribute.__set__(memory, 0)
+    with pytest.raises(AttributeError, match=f"{name} of a PooledMemory"):
+        attribute.__delete__(memory)
+    assert getattr(memory, name) == before
+    attribute.__set__(BaseMemory(), 0)
 
 
 def test_freeing_pooled_memory_gives_it_back_at_once_and_only_once(pool):

@@ -366,6 +366,14 @@ def test_a_limit_that_makes_no_sense_changes_nothing(pool, arguments, error):
     assert pool.get_limit() == 4096
 
 
+@pytest.mark.parametrize("fraction", [1e-12, 5e-324])
+def test_a_fraction_of_less_than_a_byte_is_a_byte_and_not_no_limit(pool, fraction):
+    pool.set_limit(fraction=fraction)
+    assert pool.get_limit() == 1
+    with pytest.raises(gpumem.OutOfMemoryError):
+        pool.malloc(1)
+
+
 def test_a_limit_allows_as_much_and_no_more(pool):
     pool.set_limit(size=4 * UNIT)
     kept = pool.malloc(3 * UNIT)
@@ -469,3 +477,36 @@ def test_testing_takes_pools_and_pooled_memory_alone():
     pointer.mem.free()
     with pytest.raises(ValueError, match="given back"):
         testing.placement(pointer)
+
+
+# ---- initialising ----
+
+
+@pytest.mark.parametrize("kind", [gpumem.MemoryPool, gpumem.SingleDeviceMemoryPool])
+def test_a_subclass_may_have_arguments_of_its_own(kind):
+    class Named(kind):
+        def __init__(self, name, allocator):
+            super().__init__(allocator)
+            self.name = name
+
+    taken = []
+
+    def allocate(size):
+        taken.append(size)
+        return gpumem.malloc(size)
+
+    pool = Named("mine", allocator=allocate)
+    assert pool.malloc(1000).mem.size == 1024
+    assert (pool.name, taken) == ("mine", [1024])
+
+
+@pytest.mark.parametrize("kind", [gpumem.MemoryPool, gpumem.SingleDeviceMemoryPool])
+def test_a_pool_is_initialised_once_and_first(kind):
+    pool = kind.__new__(kind)
+    for use in (pool.used_bytes, pool.free_all_blocks, lambda: pool.malloc(1)):
+        with pytest.raises(RuntimeError, match="not initialized"):
+            use()
+    pool.__init__()
+    assert pool.malloc(1).mem.size == 512
+    with pytest.raises(RuntimeError, match="once"):
+        pool.__init__()

@@ -3,6 +3,8 @@
 that a request which fails leaves everything as it was."""
 
 import gc
+import threading
+import time
 
 import pytest
 
@@ -366,3 +368,72 @@ def test_a_base_allocator_whose_device_fails_loses_nothing():
         assert pool.used_bytes() == 0
         pool.free_all_blocks()
         assert testing.ledger().allocations == before.allocations
+
+
+# ---- memory in flight ----
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_memory_on_its_way_back_is_waited_for(in_threads, limited):
+    """Another thread is giving back what this request needs: no reason to fail."""
+    given_back = []
+
+    class Slow(gpumem.Memory):
+        def __del__(self):
+            given_back.append(self.size)
+            started.set()
+            time.sleep(0.2)
+            room.append(self.size)
+
+    room = [MIB]
+    started = threading.Event()
+
+    def allocate(size):
+        if sum(room) < size:
+            raise MemoryError
+        room.append(-size)
+        return gpumem.MemoryPointer(Slow(size), 0)
+
+    pool = gpumem.SingleDeviceMemoryPool(allocate)
+    if limited:
+        pool.set_limit(size=MIB)
+    pool.malloc(MIB)
+
+    def flush():
+        pool.free_all_blocks()
+
+    def ask():
+        assert started.wait(10)
+        pointer = pool.malloc(MIB)
+        assert given_back == [MIB]
+        assert pool.used_bytes() == MIB
+        del pointer
+
+    in_threads(2, lambda index: (flush, ask)[index]())
+    testing.check_pool(pool)
+
+
+def test_a_request_above_the_limit_gives_up_nothing(pool):
+    pool.set_limit(size=MIB)
+    pool.malloc(MIB // 2)
+    with pytest.raises(OutOfMemoryError):
+        pool.malloc(2 * MIB)
+    assert pool.free_bytes() == MIB // 2
+
+
+def test_sums_that_cannot_be_expressed_are_refused():
+    class Claimed(gpumem.BaseMemory):
+        pass
+
+    def claim(size):
+        memory = Claimed()
+        memory.ptr, memory.size, memory.device_id = 512, size, 0
+        return gpumem.MemoryPointer(memory, 0)
+
+    pool = MemoryPool(claim)
+    held = []
+    with pytest.raises(OutOfMemoryError):
+        for _ in range(5):
+            held.append(pool.malloc(1 << 62))
+    assert pool.total_bytes() == len(held) << 62 <= 1 << 63
+    testing.check_pool(pool)

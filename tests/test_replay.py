@@ -20,7 +20,6 @@ import gpumem
 import oracle
 from gpumem import _replay
 from gpumem._trace import read_trace
-from gpumem._units import format_bytes, parse_limit, parse_size
 
 TRACES = Path(__file__).parent.parent / "benchmarks" / "traces"
 
@@ -500,72 +499,3 @@ def test_info_names_backend_devices_and_environment():
         "GPUMEM_SIM_DEVICES: '2'",
     ):
         assert part in text.stdout
-
-
-# ---- sizes ----
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("0", 0),
-        ("123", 123),
-        ("123B", 123),
-        ("8GiB", 8 * 1024**3),
-        ("8 GiB", 8 * 1024**3),
-        ("1.5KiB", 1536),
-        ("0.1KiB", 102),
-        ("2TiB", 2 * 1024**4),
-        ("8gib", 8 * 1024**3),
-        ("1GB", 10**9),
-        ("1.5kb", 1500),
-        (str(2**63 - 1), 2**63 - 1),
-    ],
-)
-def test_sizes_are_read(text, size):
-    assert parse_size(text) == size
-    assert parse_limit(text) == {"size": size}
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "GiB", "1G", "1PiB", "-1", "1e9", "1.5", "1.5B", "0x10", " 1", "1_000"],
-)
-def test_other_sizes_are_refused(text):
-    with pytest.raises(ValueError, match="is not a size; expected a number of bytes, "):
-        parse_size(text)
-    with pytest.raises(ValueError, match="or a share of the device's memory"):
-        parse_limit(text)
-
-
-def test_sizes_past_63_bits_are_refused():
-    for text in (str(2**63), "8388608TiB"):
-        with pytest.raises(ValueError, match="too large"):
-            parse_limit(text)
-
-
-def test_shares_are_read():
-    assert parse_limit("50%") == {"fraction": 0.5}
-    assert parse_limit("70.5 %") == {"fraction": 0.705}
-    assert parse_limit("100%") == {"fraction": 1.0}
-    for text in ("100.1%", "200%"):
-        with pytest.raises(ValueError, match="more than the device has"):
-            parse_limit(text)
-    for text in ("%", "-1%", "1e1%", "nan%"):
-        with pytest.raises(ValueError, match="is not a limit"):
-            parse_limit(text)
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.00 KiB"),
-        (1536, "1.50 KiB"),
-        (7516803784, "7.00 GiB"),
-        (1 << 50, "1024.00 TiB"),
-    ],
-)
-def test_sizes_are_written(size, text):
-    assert format_bytes(size) == text

@@ -12,7 +12,10 @@ SIZE = """
 import gpumem
 print(gpumem.get_device_count(), gpumem.Device().mem_info[1])
 """
-FORMS = "KiB, MiB, GiB, TiB, KB, MB, GB or TB"
+FORMS = (
+    "a number of bytes, or a number followed by KiB, MiB, GiB, TiB, KB, MB, GB or TB, "
+    "from 1 byte to 16 TiB for all devices together"
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,8 @@ def simulated(script, code, **environ):
         ("512MB", 512 * 10**6),
         ("8GB", 8 * 10**9),
         ("0.5TB", 5 * 10**11),
+        ("1", 1),
+        ("16TiB", 16 << 40),
     ],
 )
 def test_the_memory_is_as_large_as_the_environment_says(script, text, size):
@@ -73,24 +78,15 @@ def test_there_are_as_many_devices_as_the_environment_says(script, text, count):
         ),
         (
             "GPUMEM_SIM_MEMORY",
-            *(
-                (
-                    "",
-                    "0",
-                    "-1",
-                    "8G",
-                    "8XB",
-                    "GiB",
-                    "1e9",
-                    "0x10",
-                    "8GiB!",
-                    "1.2.3",
-                    "nan",
-                ),
-            ),
+            ("", "0", "0.0009KB", "-1", "8G", "1e9", "1.5", "nan", "8GiB!", " 8GiB"),
             FORMS,
         ),
-        ("GPUMEM_SIM_MEMORY", ("inf", "1..5MiB", ".", ".5GiB", "99999999TiB"), FORMS),
+        # More than the device takes, than addresses go round, than 64 bits hold.
+        (
+            "GPUMEM_SIM_MEMORY",
+            ("16.01TiB", "17592186044417", "1000TiB", "40000TiB", "99999999TiB"),
+            FORMS,
+        ),
     ],
 )
 def test_what_is_not_accepted_is_an_error_at_first_use(
@@ -117,6 +113,16 @@ print(gpumem.get_backend())
     done = simulated(script, values + code)
     assert done.stderr == ""
     assert done.stdout.split() == ["sim"]  # and nothing is kept of the failure
+
+
+def test_the_devices_share_the_largest_size(script):
+    code = "import gpumem; print([gpumem.Device(n).mem_info[1] for n in range(4)])"
+    done = simulated(script, code, GPUMEM_SIM_DEVICES="4", GPUMEM_SIM_MEMORY="4TiB")
+    assert (done.stderr, done.stdout) == ("", f"{[4 << 40] * 4}\n")
+    done = simulated(script, code, GPUMEM_SIM_DEVICES="4", GPUMEM_SIM_MEMORY="4.1TiB")
+    assert "ValueError: environment variable GPUMEM_SIM_MEMORY is '4.1TiB'" in (
+        done.stderr
+    )
 
 
 def test_a_bad_value_is_no_reason_to_fail_an_import(script):
@@ -235,3 +241,24 @@ print(gpumem._config.config()["backend in use"])
     lines = done.stdout.splitlines()
     assert lines[-1] == "not chosen yet"
     assert "gpumem" in lines[0]
+
+
+def test_memory_taken_while_the_warning_is_shown_stays_valid(script, cuda_works):
+    if cuda_works:
+        pytest.skip("this machine has a GPU to use")
+    code = """
+import warnings, gpumem
+from gpumem import testing
+kept = []
+def show(*args, **kwargs):
+    if not kept:
+        kept.append(None)
+        kept[0] = gpumem.MemoryPool().malloc(1 << 20)
+warnings.showwarning = show
+gpumem.get_backend()
+print(testing.ledger().allocations)
+kept.clear()
+print(testing.ledger().allocations)
+"""
+    done = script(code, GPUMEM_BACKEND="auto")
+    assert (done.stdout, done.stderr) == ("1\n0\n", "")

@@ -85,6 +85,13 @@ def test_options_that_exclude_each_other(arguments):
         Stream(**arguments)
 
 
+def test_other_threads_run_while_a_stream_is_identified(lets_others_run):
+    stream = Stream()
+    assert lets_others_run(ExternalStream, stream.ptr)
+    assert lets_others_run(Stream.ptds.use)
+    Stream.null.use()
+
+
 def test_arguments_are_checked():
     with pytest.raises(TypeError, match="priority"):
         Stream(priority=1)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 
 C_HEAD = "/* SPDX-License-Identifier: MIT\n *\n * A file.\n */\n"
 PY_HEAD = '# SPDX-License-Identifier: MIT\n"""A file."""\n'
-LONG = "\n".join(f"    x{i} = {i};" for i in range(81))
+LONG = "\n".join(f"    x{i} = {i};" for i in range(61))
 
 # rule, file, what is in it, the line it is found on
 VIOLATIONS = [

@@ -12,7 +12,8 @@
  * a slot that the wrapped backend lacks keeps its default answer.
  *
  * Threading: any thread; one mutex around the plan, released before the wrapped backend
- * is called. Cost: that lock.
+ * is called. In a forked child it is not taken, since another thread may have held it
+ * at the fork: nothing is counted there and the plan is over. Cost: that lock.
  */
 #include "backends.h"
 
@@ -141,6 +142,9 @@ static gm_status
 count_call(gm_fault *fault, fault_slot slot)
 {
     gm_status status = GM_OK;
+    if (gm_process_is_forked()) {
+        return GM_OK;
+    }
     pthread_mutex_lock(&fault->mutex);
     if (fault->active && (fault->slot == slot || fault->slot == FAULT_ANY)) {
         fault->seen++;
@@ -193,6 +197,9 @@ static void
 slot_close(void *self)
 {
     gm_fault *fault = self;
+    if (gm_process_is_forked()) {
+        return; // leaks
+    }
     (void)pthread_mutex_destroy(&fault->mutex);
     gm_host_free(fault);
 }
@@ -251,6 +258,9 @@ gm_fault_plan(const gm_backend *b,
     if (slot < 0 || nth == 0 || status == GM_OK) {
         return GM_ERR_INVALID_VALUE;
     }
+    if (gm_process_is_forked()) {
+        return GM_ERR_FORKED;
+    }
     pthread_mutex_lock(&fault->mutex);
     fault->active = true;
     fault->slot = (fault_slot)slot;
@@ -267,6 +277,9 @@ void
 gm_fault_clear(const gm_backend *b)
 {
     gm_fault *fault = b->self;
+    if (gm_process_is_forked()) {
+        return;
+    }
     pthread_mutex_lock(&fault->mutex);
     fault->active = false;
     pthread_mutex_unlock(&fault->mutex);
@@ -276,6 +289,11 @@ void
 gm_fault_counts(const gm_backend *b, uint64_t *seen, uint64_t *injected)
 {
     gm_fault *fault = b->self;
+    *seen = 0;
+    *injected = 0;
+    if (gm_process_is_forked()) {
+        return;
+    }
     pthread_mutex_lock(&fault->mutex);
     *seen = fault->seen;
     *injected = fault->injected;

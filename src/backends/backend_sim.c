@@ -21,12 +21,12 @@
 
 /* ---- entering and leaving ---- */
 
-/* Locks; in a forked child refuses, as a driver does. */
+/* Locks; refuses in a forked child. */
 static gm_status
 enter(gm_sim *sim)
 {
-    if (*sim->here == 0) {
-        return GM_DEVICE_ERROR(SIM_CODE_NOT_INITIALIZED);
+    if (sim_is_gone(sim)) {
+        return GM_ERR_FORKED;
     }
     pthread_mutex_lock(&sim->mutex);
     return GM_OK;
@@ -65,7 +65,6 @@ static const struct {
     {0, "cudaSuccess", "no error"},
     {SIM_CODE_INVALID_VALUE, "cudaErrorInvalidValue", "invalid argument"},
     {SIM_CODE_OUT_OF_MEMORY, "cudaErrorMemoryAllocation", "out of memory"},
-    {SIM_CODE_NOT_INITIALIZED, "cudaErrorInitializationError", "initialization error"},
     {SIM_CODE_INVALID_DEVICE, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {SIM_CODE_INVALID_HANDLE, "cudaErrorInvalidResourceHandle",
      "invalid resource handle"},

@@ -31,16 +31,22 @@ void gm_backend_cuda_probe(gm_cuda_probe *out);
 
 #define GM_SIM_MAX_DEVICES 16
 
+/* Of all devices together: three times as much must find room among a process's
+ * addresses, which are 128 TiB with a program in their midst. */
+#define GM_SIM_MAX_MEMORY ((size_t)16 << 40)
+
 typedef struct gm_sim_options {
     int devices;    // 1 to GM_SIM_MAX_DEVICES
-    size_t memory;  // bytes a device, rounded up to 2 MiB; nothing is spent until used
+    size_t memory;  // bytes a device, rounded up to 2 MiB; nothing is spent until used;
+                    // 1 to GM_SIM_MAX_MEMORY / devices
     size_t others;  // bytes a device that somebody else holds
     bool scattered; // placement need not be contiguous: capacity alone decides
     bool release_at_once; // queued work runs at once instead of as late as is legal
 } gm_sim_options;
 
 /* A device made of host memory. Several may exist at once; give each back with
- * gm_backend_close. */
+ * gm_backend_close. A child that was forked meanwhile gets GM_ERR_FORKED from each call
+ * that would need it, and finds ledger and log empty. */
 GM_MUST_CHECK gm_status gm_backend_sim_open(const gm_sim_options *options,
                                             gm_backend **out);
 
@@ -73,7 +79,8 @@ bool gm_sim_log_get(const gm_backend *b, size_t index, gm_sim_call *out);
 /* ---- fault ---- */
 
 /* Wraps `inner` (which must outlive it): the same table, but calls of one slot can be
- * told to fail. */
+ * told to fail. In a forked child (gm_process.h) there are no plans: calls go to
+ * `inner` as they are, counts are 0, and gm_fault_plan says GM_ERR_FORKED. */
 GM_MUST_CHECK gm_status gm_backend_fault_open(const gm_backend *inner,
                                               gm_backend **out);
 

@@ -30,7 +30,6 @@
 enum {
     SIM_CODE_INVALID_VALUE = 1,
     SIM_CODE_OUT_OF_MEMORY = 2,
-    SIM_CODE_NOT_INITIALIZED = 3,
     SIM_CODE_INVALID_DEVICE = 101,
     SIM_CODE_INVALID_HANDLE = 400,
     SIM_CODE_NOT_READY = 600,
@@ -309,6 +308,14 @@ void sim_close(void *self);
 
 /* Drops a reference and unlocks; frees the instance with the last one. */
 void sim_unref_unlock(gm_sim *sim);
+
+/* Whether this is a child that was forked after the instance was opened: its memory is
+ * not there, and its lock may be held for ever. Needs no lock. */
+static inline bool
+sim_is_gone(const gm_sim *sim)
+{
+    return *sim->here == 0;
+}
 
 static inline bool
 sim_has_device(const gm_sim *sim, int device)

@@ -46,7 +46,7 @@ void
 sim_close(void *self)
 {
     gm_sim *sim = self;
-    if (*sim->here == 0) {
+    if (sim_is_gone(sim)) {
         return; // leaks: what another thread held at the fork is held for ever
     }
     pthread_mutex_lock(&sim->mutex);

@@ -3,7 +3,8 @@
  * The call log and the ledger: what tests ask a simulated device afterwards.
  *
  * The log grows by doubling while it is on; where host memory has no room for an entry,
- * the entry is dropped and the call it tells of is not disturbed.
+ * the entry is dropped and the call it tells of is not disturbed. In a forked child
+ * both are empty, and starting and stopping do nothing.
  */
 #include "sim.h"
 
@@ -21,6 +22,10 @@ void
 gm_sim_read_ledger(const gm_backend *b, gm_sim_ledger *out)
 {
     gm_sim *sim = sim_of(b);
+    *out = (gm_sim_ledger){0};
+    if (sim_is_gone(sim)) {
+        return;
+    }
     pthread_mutex_lock(&sim->mutex);
     *out = sim->ledger;
     pthread_mutex_unlock(&sim->mutex);
@@ -71,6 +76,9 @@ void
 gm_sim_log_start(const gm_backend *b)
 {
     gm_sim *sim = sim_of(b);
+    if (sim_is_gone(sim)) {
+        return;
+    }
     pthread_mutex_lock(&sim->mutex);
     sim->log.on = true;
     pthread_mutex_unlock(&sim->mutex);
@@ -80,6 +88,9 @@ void
 gm_sim_log_stop(const gm_backend *b)
 {
     gm_sim *sim = sim_of(b);
+    if (sim_is_gone(sim)) {
+        return;
+    }
     pthread_mutex_lock(&sim->mutex);
     sim_log_fini(sim);
     pthread_mutex_unlock(&sim->mutex);
@@ -89,6 +100,9 @@ size_t
 gm_sim_log_count(const gm_backend *b)
 {
     gm_sim *sim = sim_of(b);
+    if (sim_is_gone(sim)) {
+        return 0;
+    }
     pthread_mutex_lock(&sim->mutex);
     size_t count = sim->log.count;
     pthread_mutex_unlock(&sim->mutex);
@@ -99,6 +113,9 @@ bool
 gm_sim_log_get(const gm_backend *b, size_t index, gm_sim_call *out)
 {
     gm_sim *sim = sim_of(b);
+    if (sim_is_gone(sim)) {
+        return false;
+    }
     pthread_mutex_lock(&sim->mutex);
     bool there = index < sim->log.count;
     if (there) {

@@ -28,7 +28,7 @@ gm_status
 sim_memory_init(gm_sim *sim, const gm_sim_options *options)
 {
     size_t memory = options->memory;
-    if (memory == 0 || memory > SIZE_MAX / 2 / SCATTER / GM_SIM_MAX_DEVICES ||
+    if (memory == 0 || memory > GM_SIM_MAX_MEMORY / (size_t)options->devices ||
         options->others > memory) {
         return GM_ERR_INVALID_VALUE;
     }

@@ -84,8 +84,8 @@ sim_thread_end(void *arg)
 {
     sim_thread *record = arg;
     gm_sim *sim = record->sim;
-    if (*sim->here == 0) {
-        return; // a forked child: the lock may be held for ever
+    if (sim_is_gone(sim)) {
+        return;
     }
     pthread_mutex_lock(&sim->mutex);
     for (int device = 0; device < sim->device_count; device++) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * What every room may use: attributes, branch hints, alignment, three levels of
- * assertion. No state, no function with a body longer than a line or two.
+ * What every room may use: attributes, branch hints, alignment, assertions. No state,
+ * no function with a body longer than a line or two.
  *
  * Assertions never run in a release build: a library inside somebody's interpreter
- * does not abort. GM_DEBUG (set by debug and test builds) turns GM_ASSERT on;
- * GM_PARANOID additionally walks whole structures after each change.
+ * does not abort. GM_DEBUG (set by debug and test builds) turns GM_ASSERT on; whole
+ * structures are walked by gm_pool_check, which any build can call.
  */
 #ifndef GM_BASE_H
 #define GM_BASE_H
@@ -17,9 +17,7 @@
 #define GM_LIKELY(x) __builtin_expect(!!(x), 1)
 #define GM_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define GM_MUST_CHECK __attribute__((warn_unused_result))
-#define GM_PURE __attribute__((pure))
 #define GM_COLD __attribute__((cold, noinline))
-#define GM_UNUSED __attribute__((unused))
 
 #define GM_CACHE_LINE 64
 

@@ -130,6 +130,9 @@ gm_pool_check(gm_pool *pool)
 {
     tally t = {0};
 
+    if (gm_process_is_forked()) {
+        return "the pool belongs to the parent of this process";
+    }
     gm_pool_lock(pool);
     for (gm_segment *s = pool->first; s && !t.fault; s = s->next) {
         check_segment(&t, s);

@@ -8,10 +8,9 @@
 #include <time.h>  // nanosleep
 
 enum {
-    SPINS = 64,          // about a microsecond: a holder that runs is done by then
-    YIELDS = 16,         // the holder may wait for this core
-    SLEEP_FIRST = 20000, // nanoseconds: the holder was interrupted
-    SLEEP_LONGEST = 1000000,
+    SPINS = 64,    // about a microsecond: a holder that runs is done by then
+    YIELDS = 16,   // the holder may wait for this core
+    SLEEP = 20000, // nanoseconds: the holder was interrupted
 };
 
 static inline void
@@ -35,24 +34,21 @@ free_and_taken(gm_lock *lock)
 void
 gm_lock_wait(gm_lock *lock)
 {
-    struct timespec pause = {.tv_nsec = SLEEP_FIRST};
+    const struct timespec pause = {.tv_nsec = SLEEP};
 
-    for (int i = 0; i < SPINS; i++) {
-        if (free_and_taken(lock)) {
-            return;
+    for (;;) {
+        for (int i = 0; i < SPINS; i++) {
+            if (free_and_taken(lock)) {
+                return;
+            }
+            relax();
         }
-        relax();
-    }
-    for (int i = 0; i < YIELDS; i++) {
-        if (free_and_taken(lock)) {
-            return;
+        for (int i = 0; i < YIELDS; i++) {
+            if (free_and_taken(lock)) {
+                return;
+            }
+            sched_yield();
         }
-        sched_yield();
-    }
-    while (!free_and_taken(lock)) {
         nanosleep(&pause, NULL);
-        if (pause.tv_nsec < SLEEP_LONGEST) {
-            pause.tv_nsec *= 2;
-        }
     }
 }

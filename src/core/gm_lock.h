@@ -5,9 +5,9 @@
  *
  * A pthread mutex costs two atomic instructions and two calls, which is a third of a
  * hit. This one is for sections of some tens of nanoseconds in which nothing blocks, so
- * a waiter spins a little, then yields, then sleeps for growing, bounded times; nobody
- * has to be woken, and letting go needs no look at who waits. It is not fair and not
- * recursive.
+ * a waiter spins a little, yields a little, sleeps as briefly as it can and begins
+ * anew; nobody has to be woken, and letting go needs no look at who waits. It is not
+ * fair and not recursive.
  */
 #ifndef GM_LOCK_H
 #define GM_LOCK_H

@@ -398,6 +398,9 @@ gm_pool_free_address(gm_pool *pool, uintptr_t addr)
     gm_status status = GM_OK;
     gm_block *block;
 
+    if (gm_process_is_forked()) {
+        return GM_ERR_FORKED;
+    }
     gm_pool_lock(pool);
     block = pool_find_locked(pool, addr);
     if (!block) {
@@ -422,6 +425,9 @@ gm_pool_placement(gm_pool *pool,
 {
     gm_status status = GM_ERR_NOT_OWNED;
 
+    if (gm_process_is_forked()) {
+        return GM_ERR_FORKED;
+    }
     gm_pool_lock(pool);
     if (block->generation == generation && block->state == GM_BLOCK_LIVE) {
         *serial = block->segment->serial;
@@ -432,20 +438,28 @@ gm_pool_placement(gm_pool *pool,
     return status;
 }
 
-void
+gm_status
 gm_pool_set_limit(gm_pool *pool, size_t limit)
 {
+    if (gm_process_is_forked()) {
+        return GM_ERR_FORKED;
+    }
     gm_pool_lock(pool);
     pool->stats.limit_bytes = limit;
     gm_pool_unlock(pool);
+    return GM_OK;
 }
 
-void
+gm_status
 gm_pool_read_stats(gm_pool *pool, gm_stats *out)
 {
+    if (gm_process_is_forked()) {
+        return GM_ERR_FORKED;
+    }
     gm_pool_lock(pool);
     *out = pool->stats;
     out->arenas = pool->arenas.count;
     out->free_bytes = out->total_bytes - out->used_bytes - out->pending_bytes;
     gm_pool_unlock(pool);
+    return GM_OK;
 }

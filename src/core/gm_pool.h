@@ -18,6 +18,9 @@
  * limit and the statistics may wait, so a caller that holds an interpreter lets go of
  * it first.
  *
+ * In a forked child nothing waits for a lock that may never be free: what could fail
+ * says GM_ERR_FORKED, the rest does nothing.
+ *
  * Lifetime: a pool lives until it was closed and its last block came back, so a handle
  * may always give back its block, whatever object died first.
  */
@@ -70,8 +73,9 @@ typedef struct gm_rescue {
 
 /* The same with all means: waits for the lock, asks upstream, and on want of memory
  * (limit or device) gives back this pool's idle segments, then those of the other pools
- * on this device, then collects garbage, trying again after each. GM_ERR_OUT_OF_MEMORY
- * or GM_ERR_LIMIT when all that did not help; any failure leaves the counters as they
+ * on this device, then collects garbage, trying again after each, and again while other
+ * threads have memory on its way to or from upstream. GM_ERR_OUT_OF_MEMORY or
+ * GM_ERR_LIMIT when all that did not help; any failure leaves the counters as they
  * were. `rescue` may be NULL. */
 GM_MUST_CHECK gm_status gm_pool_malloc_slow(gm_pool *pool,
                                             const gm_request *request,
@@ -80,7 +84,8 @@ GM_MUST_CHECK gm_status gm_pool_malloc_slow(gm_pool *pool,
 
 /* Ends a handle: gives back `block` if it still has that generation; where it was given
  * back by address meanwhile, only the handle ends. Never waits, never fails. Each block
- * handed out comes here exactly once, from any thread. */
+ * handed out comes here exactly once, from any thread: a handle that comes again is the
+ * caller's error, which the generation catches only while the lock is free. */
 void gm_pool_free(gm_pool *pool, gm_block *block, uint32_t generation);
 
 /* Gives back the live block that starts at `addr`; its handle stays and is void.
@@ -99,10 +104,10 @@ size_t gm_pool_release_idle(gm_pool *pool);
 size_t gm_pool_release_idle_of(gm_pool *pool, gm_stream_key key);
 
 /* Highest total in bytes, 0 for none. May lie below what is held: nothing is freed. */
-void gm_pool_set_limit(gm_pool *pool, size_t limit);
+gm_status gm_pool_set_limit(gm_pool *pool, size_t limit);
 
 /* A consistent copy of the counters, postponed frees included. */
-void gm_pool_read_stats(gm_pool *pool, gm_stats *out);
+gm_status gm_pool_read_stats(gm_pool *pool, gm_stats *out);
 
 /* NULL when every invariant holds, else a sentence that names the broken one. Walks
  * everything. */

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
  * State that belongs to the process: the frozen flag, the host allocation seam, the
- * list of pools. The header lists it and says why; nothing else in the core is global.
+ * list of pools, the flights. The header says why; nothing else in the core is global.
  */
 #include "gm_process.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h> // nanosleep
 
-volatile int gm_process_frozen = GM_RUNNING;
+atomic_int gm_process_frozen = GM_RUNNING;
 
-static volatile int device_opened;
+static atomic_int device_opened;
 static atomic_flag claimed = ATOMIC_FLAG_INIT;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
@@ -56,11 +57,17 @@ gm_process_claim(void)
 }
 
 void
+gm_process_unclaim(void)
+{
+    atomic_flag_clear(&claimed);
+}
+
+void
 gm_process_exit(void)
 {
-    if (gm_process_frozen == GM_RUNNING) {
-        gm_process_frozen = GM_EXITING;
-    }
+    int running = GM_RUNNING;
+
+    atomic_compare_exchange_strong(&gm_process_frozen, &running, GM_EXITING);
 }
 
 gm_status
@@ -162,4 +169,61 @@ gm_process_pool_next(uint64_t after, bool (*hold)(gm_pool_link *link))
     }
     pthread_mutex_unlock(&pools_lock);
     return link;
+}
+
+/* ---- flights ---- */
+
+static atomic_size_t flights_under_way;
+static _Atomic(uint64_t) flights_ended;
+
+/* This thread's share of both. */
+static _Thread_local size_t own_under_way;
+static _Thread_local uint64_t own_ended;
+
+enum {
+    WAIT_FIRST = 20000,     // nanoseconds
+    WAIT_LONGEST = 1000000, // a step
+    WAIT_ALL = 1000000000,  // in all, while nothing happens
+};
+
+void
+gm_process_flight_begin(void)
+{
+    own_under_way++;
+    atomic_fetch_add(&flights_under_way, 1);
+}
+
+void
+gm_process_flight_end(void)
+{
+    own_under_way--;
+    own_ended++;
+    /* In this order, so that whoever sees it gone also sees it ended. */
+    atomic_fetch_add(&flights_ended, 1);
+    atomic_fetch_sub(&flights_under_way, 1);
+}
+
+uint64_t
+gm_process_flights_ended(void)
+{
+    return atomic_load(&flights_ended) - own_ended;
+}
+
+bool
+gm_process_flights_wait(uint64_t ended)
+{
+    struct timespec pause = {.tv_nsec = WAIT_FIRST};
+    long waited = 0;
+
+    while (gm_process_flights_ended() == ended) {
+        if (atomic_load(&flights_under_way) == own_under_way || waited >= WAIT_ALL) {
+            return gm_process_flights_ended() != ended;
+        }
+        nanosleep(&pause, NULL);
+        waited += pause.tv_nsec;
+        if (pause.tv_nsec < WAIT_LONGEST) {
+            pause.tv_nsec *= 2;
+        }
+    }
+    return true;
 }

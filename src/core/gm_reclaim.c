@@ -59,6 +59,9 @@ gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena)
         }
         segment = next;
     }
+    if (chain) {
+        gm_process_flight_begin();
+    }
     return chain;
 }
 
@@ -68,6 +71,9 @@ gm_pool_give_back(gm_pool *pool, gm_segment *chain)
     size_t bytes = 0;
     size_t count = 0;
 
+    if (!chain) {
+        return 0;
+    }
     while (chain) {
         gm_segment *next = chain->next;
 
@@ -77,12 +83,11 @@ gm_pool_give_back(gm_pool *pool, gm_segment *chain)
         gm_host_free(chain);
         chain = next;
     }
-    if (count) {
-        gm_pool_lock(pool);
-        pool->releasing -= bytes;
-        pool->stats.upstream_frees += count;
-        gm_pool_unlock(pool);
-    }
+    gm_pool_lock(pool);
+    pool->releasing -= bytes;
+    pool->stats.upstream_frees += count;
+    gm_pool_unlock(pool);
+    gm_process_flight_end();
     return bytes;
 }
 
@@ -91,6 +96,9 @@ gm_pool_release_idle(gm_pool *pool)
 {
     gm_segment *chain;
 
+    if (gm_process_is_forked()) {
+        return 0;
+    }
     gm_pool_lock(pool);
     chain = gm_pool_unlink_idle_locked(pool, NULL);
     gm_pool_unlock(pool);
@@ -103,6 +111,9 @@ gm_pool_release_idle_of(gm_pool *pool, gm_stream_key key)
     gm_segment *chain = NULL;
     gm_arena *arena;
 
+    if (gm_process_is_forked()) {
+        return 0;
+    }
     gm_pool_lock(pool);
     arena = gm_arena_find(&pool->arenas, key);
     if (arena) {
@@ -129,6 +140,9 @@ reserve_locked(gm_pool *pool, const gm_request *request, reservation *r)
     size_t limit = pool->stats.limit_bytes;
     size_t held = pool->stats.total_bytes + pool->reserving + pool->releasing;
 
+    if (r->bytes > GM_SIZE_MAX - held) { // so the sum stays below that and cannot wrap
+        return GM_ERR_TOO_LARGE;
+    }
     if (limit && (r->bytes > limit || held > limit - r->bytes)) {
         return GM_ERR_LIMIT;
     }
@@ -218,6 +232,7 @@ pool_attempt(gm_pool *pool, const gm_request *request, gm_block **out)
         return status;
     }
 
+    gm_process_flight_begin();
     status = pool->upstream.take(pool->upstream.context, pool->device, r.bytes, &piece);
     GM_ASSERT(status != GM_OK || (piece.base && piece.size >= r.bytes));
 
@@ -230,6 +245,7 @@ pool_attempt(gm_pool *pool, const gm_request *request, gm_block **out)
         cancel_locked(pool, &r);
     }
     gm_pool_unlock(pool);
+    gm_process_flight_end();
     return status;
 }
 
@@ -280,7 +296,6 @@ typedef enum reclaim_stage {
     RECLAIM_OWN,      // this pool's idle segments
     RECLAIM_SIBLINGS, // those of the other pools on this device
     RECLAIM_GARBAGE,  // what the collector can find, then the first two again
-    RECLAIM_DONE,
 } reclaim_stage;
 
 /* True when the stage may have freed something. A sibling's memory does not count
@@ -300,11 +315,14 @@ reclaim(gm_pool *pool, reclaim_stage stage, gm_status why, const gm_rescue *resc
         (void)reclaim(pool, RECLAIM_OWN, why, NULL); // garbage may also have been live
         (void)reclaim(pool, RECLAIM_SIBLINGS, why, NULL);
         return true;
-    case RECLAIM_DONE:
-        break;
     }
     return false;
 }
+
+/* How often to look again while other threads' memory is in flight. */
+enum {
+    ROUNDS = 64,
+};
 
 static bool
 is_shortage(gm_status status)
@@ -320,6 +338,38 @@ pool_count(gm_pool *pool, size_t *counter)
     gm_pool_unlock(pool);
 }
 
+/* A request that the limit alone forbids, whatever is given back. */
+static bool
+never_fits(gm_pool *pool, const gm_request *request)
+{
+    size_t limit;
+
+    gm_pool_lock(pool);
+    limit = pool->stats.limit_bytes;
+    gm_pool_unlock(pool);
+    return limit && gm_size_round(request->size) > limit;
+}
+
+/* Tries, and after each stage up to `last` that may have freed something again. */
+static gm_status
+pool_attempt_all(gm_pool *pool,
+                 const gm_request *request,
+                 const gm_rescue *rescue,
+                 reclaim_stage last,
+                 gm_block **out)
+{
+    gm_status status = pool_attempt(pool, request, out);
+
+    for (reclaim_stage stage = RECLAIM_OWN;
+         is_shortage(status) && stage <= last && !never_fits(pool, request); stage++) {
+        if (reclaim(pool, stage, status, rescue)) {
+            pool_count(pool, &pool->stats.retries);
+            status = pool_attempt(pool, request, out);
+        }
+    }
+    return status;
+}
+
 gm_status
 gm_pool_malloc_slow(gm_pool *pool,
                     const gm_request *request,
@@ -327,21 +377,22 @@ gm_pool_malloc_slow(gm_pool *pool,
                     gm_block **out)
 {
     gm_status status = gm_request_check(request);
+    reclaim_stage last = RECLAIM_GARBAGE;
+    uint64_t ended;
+    int round = 0;
 
     if (status != GM_OK) {
         return status;
     }
-    if (gm_process_status() == GM_ERR_FORKED) {
+    if (gm_process_is_forked()) {
         return GM_ERR_FORKED;
     }
-    status = pool_attempt(pool, request, out);
-    for (reclaim_stage stage = RECLAIM_OWN; is_shortage(status) && stage < RECLAIM_DONE;
-         stage++) {
-        if (reclaim(pool, stage, status, rescue)) {
-            pool_count(pool, &pool->stats.retries);
-            status = pool_attempt(pool, request, out);
-        }
-    }
+    do {
+        ended = gm_process_flights_ended();
+        status = pool_attempt_all(pool, request, rescue, last, out);
+        last = RECLAIM_SIBLINGS; // once is enough for the collector
+    } while (is_shortage(status) && ++round < ROUNDS && !never_fits(pool, request) &&
+             gm_process_flights_wait(ended));
     if (is_shortage(status)) {
         pool_count(pool, &pool->stats.out_of_memory);
     }

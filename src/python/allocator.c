@@ -3,7 +3,8 @@
  * Which allocator is current, and allocating through it.
  *
  * There is one global allocator, and each thread may have a scoped one that stands
- * before it (using_allocator, written in Python over the two private functions here).
+ * before it (using_allocator, written in Python over the two private functions here;
+ * its scopes are kept by thread.c).
  *
  * Cost: alloc recognises the bound malloc of a MemoryPool and goes straight there, so
  * it costs little more than calling that. Threading: the global allocator may be
@@ -175,35 +176,39 @@ allocator_get(PyObject *module, PyObject *Py_UNUSED(ignored))
     return current_allocator(gmpy_state_of_module(module));
 }
 
-PyDoc_STRVAR(get_thread_allocator_doc,
-             "_get_thread_local_allocator()\n"
-             "--\n"
-             "\n"
-             "Returns the calling thread's scoped allocator, or None.");
+PyDoc_STRVAR(
+    push_allocator_doc,
+    "_push_allocator(scope, allocator, /)\n"
+    "--\n"
+    "\n"
+    "Makes `allocator`, a callable, the calling thread's until scope is left.");
 
 static PyObject *
-allocator_get_thread(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+allocator_push(PyObject *module, PyObject *args)
 {
-    PyObject *allocator = gmpy_this_thread.allocator;
+    PyObject *entered;
+    PyObject *allocator;
 
-    return Py_NewRef(allocator ? allocator : Py_None);
-}
-
-PyDoc_STRVAR(set_thread_allocator_doc,
-             "_set_thread_local_allocator(allocator, /)\n"
-             "--\n"
-             "\n"
-             "Sets the calling thread's scoped allocator; None removes it.");
-
-static PyObject *
-allocator_set_thread(PyObject *module, PyObject *arg)
-{
-    gmpy_state *st = gmpy_state_of_module(module);
-
-    if (arg != Py_None && !as_allocator(st, arg)) {
+    if (!PyArg_UnpackTuple(args, "_push_allocator", 2, 2, &entered, &allocator) ||
+        gmpy_push_allocator(gmpy_state_of_module(module), allocator, entered) < 0) {
         return NULL;
     }
-    if (gmpy_set_thread_allocator(st, arg == Py_None ? NULL : arg) < 0) {
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(pop_allocator_doc,
+             "_pop_allocator(scope, /)\n"
+             "--\n"
+             "\n"
+             "Leaves the newest scope of that object.\n"
+             "\n"
+             "Raises:\n"
+             "    RuntimeError: this thread has not entered it.");
+
+static PyObject *
+allocator_pop(PyObject *Py_UNUSED(module), PyObject *entered)
+{
+    if (gmpy_pop_allocator(entered) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -215,9 +220,7 @@ PyMethodDef gmpy_allocator_methods[] = {
     {"set_allocator", (PyCFunction)(void (*)(void))allocator_set,
      METH_FASTCALL | METH_KEYWORDS, set_allocator_doc},
     {"get_allocator", allocator_get, METH_NOARGS, get_allocator_doc},
-    {"_get_thread_local_allocator", allocator_get_thread, METH_NOARGS,
-     get_thread_allocator_doc},
-    {"_set_thread_local_allocator", allocator_set_thread, METH_O,
-     set_thread_allocator_doc},
+    {"_push_allocator", allocator_push, METH_VARARGS, push_allocator_doc},
+    {"_pop_allocator", allocator_pop, METH_O, pop_allocator_doc},
     {0},
 };

@@ -33,17 +33,18 @@ collect_garbage(void *Py_UNUSED(context))
 static void
 raise_failed(gmpy_state *st, gm_pool *pool, const gm_request *request, gm_status status)
 {
-    gm_stats stats;
+    gm_stats stats = {0};
 
+    Py_BEGIN_ALLOW_THREADS(void)
+    gm_pool_read_stats(pool, &stats); // in a forked child no case below uses them
+    Py_END_ALLOW_THREADS
     switch (status) {
     case GM_ERR_OUT_OF_MEMORY:
     case GM_ERR_LIMIT:
-        gm_pool_read_stats(pool, &stats);
         gmpy_raise_out_of_memory(st, gm_size_round(request->size), stats.total_bytes,
                                  stats.limit_bytes);
         break;
     case GM_ERR_TOO_LARGE:
-        gm_pool_read_stats(pool, &stats);
         gmpy_raise_out_of_memory(st, request->size, stats.total_bytes,
                                  stats.limit_bytes);
         break;
@@ -282,6 +283,9 @@ limit_from_fraction(gmpy_state *st, int device, PyObject *arg, size_t *out)
         return -1;
     }
     *out = (size_t)(fraction * (double)total_bytes);
+    if (*out == 0 && fraction > 0.0) {
+        *out = 1; // 0 would be no limit
+    }
     return 0;
 }
 

@@ -28,6 +28,21 @@ typedef struct gmpy_error {
 #define GMPY_GIVE_ERROR(error) PyErr_Restore(error.type, error.value, error.traceback)
 #endif
 
+/* Whether the calling thread is attached to the interpreter. Not PyGILState_Check,
+ * which says yes to everybody once there was a subinterpreter. */
+#if PY_VERSION_HEX >= 0x030D0000
+#define GMPY_IS_ATTACHED() (PyThreadState_GetUnchecked() != NULL)
+#else
+static inline int
+gmpy_is_attached(void)
+{
+    PyThreadState *own = PyGILState_GetThisThreadState();
+
+    return own && own == _PyThreadState_UncheckedGet();
+}
+#define GMPY_IS_ATTACHED() gmpy_is_attached()
+#endif
+
 /* Per-object locks of builds without the interpreter lock; nothing elsewhere. */
 #ifndef Py_BEGIN_CRITICAL_SECTION
 #define Py_BEGIN_CRITICAL_SECTION(op) {

@@ -11,14 +11,9 @@
  */
 #include "module.h"
 
-#include <structmember.h> // T_PYSSIZET
+#include "core/gm_process.h" // gm_process_is_forked
 
-typedef struct device_pool {
-    gmpy_any_pool any;
-    gm_pool *pool; // NULL once cleared
-    int device;
-    PyObject *weakrefs;
-} device_pool;
+#include <structmember.h> // T_PYSSIZET
 
 PyDoc_STRVAR(
     device_pool_doc,
@@ -40,74 +35,92 @@ PyDoc_STRVAR(
 static int
 device_pool_find(gmpy_any_pool *any, bool Py_UNUSED(make), gm_pool **out, int *device)
 {
-    device_pool *self = (device_pool *)any;
+    gmpy_device_pool *self = (gmpy_device_pool *)any;
 
-    *device = self->device;
-    *out = self->pool;
-    if (!self->pool) {
-        PyErr_SetString(PyExc_RuntimeError, "the pool was collected as garbage");
+    if (gm_process_is_forked()) {
+        gmpy_raise(any->st, GM_ERR_FORKED, "using a memory pool");
         return -1;
     }
+    if (!self->pool) {
+        PyErr_SetString(PyExc_RuntimeError, self->device < 0
+                                                ? "the pool was not initialized"
+                                                : "the pool was collected as garbage");
+        return -1;
+    }
+    *device = self->device;
+    *out = self->pool;
     return 1;
 }
 
 static PyObject *
-device_pool_alloc(PyTypeObject *type, gmpy_state *st, int device, PyObject *callable)
+device_pool_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kw))
 {
     PyObject *module = PyType_GetModuleByDef(type, &gmpy_module_def);
-    device_pool *self = module ? (device_pool *)type->tp_alloc(type, 0) : NULL;
+    gmpy_device_pool *self =
+        module ? (gmpy_device_pool *)type->tp_alloc(type, 0) : NULL;
 
-    if (!self) {
-        return NULL;
+    if (self) {
+        self->any.st = gmpy_state_of_module(module);
+        self->any.find = device_pool_find;
+        self->device = -1;
     }
-    self->any.st = st;
-    self->any.find = device_pool_find;
-    self->device = device;
-    if (gmpy_pool_new(st, module, device, callable, &self->pool) < 0) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    gmpy_upstream_of(self->pool)->object = (PyObject *)self;
     return (PyObject *)self;
+}
+
+static int
+device_pool_open(gmpy_device_pool *self, int device, PyObject *callable)
+{
+    PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &gmpy_module_def);
+
+    if (!module ||
+        gmpy_pool_new(self->any.st, module, device, callable, &self->pool) < 0) {
+        return -1;
+    }
+    self->device = device;
+    gmpy_upstream_of(self->pool)->object = (PyObject *)self;
+    return 0;
 }
 
 PyObject *
 gmpy_device_pool_new(gmpy_state *st, int device, PyObject *callable)
 {
-    PyTypeObject *type = gmpy_type(st->SingleDeviceMemoryPoolType);
+    PyObject *self =
+        device_pool_new(gmpy_type(st->SingleDeviceMemoryPoolType), NULL, NULL);
 
-    return device_pool_alloc(type, st, device, callable);
+    if (self && device_pool_open((gmpy_device_pool *)self, device, callable) < 0) {
+        Py_CLEAR(self);
+    }
+    return self;
 }
 
-gm_pool *
-gmpy_device_pool_native(PyObject *pool)
-{
-    return ((device_pool *)pool)->pool;
-}
-
-static PyObject *
-device_pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static int
+device_pool_init(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     static const gmpy_signature signature = {
         "SingleDeviceMemoryPool", 1, 0, 1, {"allocator"}};
-    PyObject *module = PyType_GetModuleByDef(type, &gmpy_module_def);
-    gmpy_state *st = module ? gmpy_state_of_module(module) : NULL;
+    gmpy_device_pool *self = (gmpy_device_pool *)op;
+    gmpy_state *st = self->any.st;
     PyObject *given[1];
     PyObject *callable;
     int device;
 
-    if (!st || gmpy_unpack_init(&signature, args, kwargs, given) < 0 ||
+    if (gmpy_unpack_init(&signature, args, kwargs, given) < 0 ||
         gmpy_as_base_allocator(st, given[0], &callable) < 0 || !gmpy_backend(st)) {
-        return NULL;
+        return -1;
+    }
+    if (self->device >= 0) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "a SingleDeviceMemoryPool is initialized once");
+        return -1;
     }
     device = gmpy_current_device(st);
-    return device < 0 ? NULL : device_pool_alloc(type, st, device, callable);
+    return device < 0 ? -1 : device_pool_open(self, device, callable);
 }
 
 static int
 device_pool_traverse(PyObject *op, visitproc visit, void *arg)
 {
-    device_pool *self = (device_pool *)op;
+    gmpy_device_pool *self = (gmpy_device_pool *)op;
 
     Py_VISIT(Py_TYPE(op));
     return self->pool ? gmpy_upstream_traverse(gmpy_upstream_of(self->pool), visit, arg)
@@ -117,7 +130,7 @@ device_pool_traverse(PyObject *op, visitproc visit, void *arg)
 static int
 device_pool_clear(PyObject *op)
 {
-    device_pool *self = (device_pool *)op;
+    gmpy_device_pool *self = (gmpy_device_pool *)op;
     gm_pool *pool = self->pool;
 
     if (pool) {
@@ -131,7 +144,7 @@ device_pool_clear(PyObject *op)
 static void
 device_pool_dealloc(PyObject *op)
 {
-    device_pool *self = (device_pool *)op;
+    gmpy_device_pool *self = (gmpy_device_pool *)op;
     PyTypeObject *type = Py_TYPE(op);
     GMPY_TAKE_ERROR(pending);
 
@@ -176,7 +189,7 @@ device_pool_malloc(PyObject *op,
                    PyObject *kwnames)
 {
     static const gmpy_signature signature = {"malloc", 1, 1, 1, {"size"}};
-    device_pool *self = (device_pool *)op;
+    gmpy_device_pool *self = (gmpy_device_pool *)op;
     PyObject *given[1];
     gm_pool *pool;
     size_t size;
@@ -212,7 +225,7 @@ device_pool_free(PyObject *op,
                  PyObject *kwnames)
 {
     static const gmpy_signature signature = {"free", 2, 2, 2, {"ptr", "size"}};
-    device_pool *self = (device_pool *)op;
+    gmpy_device_pool *self = (gmpy_device_pool *)op;
     PyObject *given[2];
     gm_pool *pool;
     uintptr_t ptr;
@@ -249,20 +262,26 @@ static PyMethodDef device_pool_methods[] = {
 };
 
 static PyMemberDef device_pool_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(device_pool, weakrefs), READONLY, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(gmpy_device_pool, weakrefs), READONLY,
+     NULL},
     {0},
 };
 
 static PyType_Slot device_pool_slots[] = {
-    {Py_tp_doc, (void *)device_pool_doc}, {Py_tp_new, device_pool_new},
-    {Py_tp_dealloc, device_pool_dealloc}, {Py_tp_traverse, device_pool_traverse},
-    {Py_tp_clear, device_pool_clear},     {Py_tp_methods, device_pool_methods},
-    {Py_tp_members, device_pool_members}, {0, NULL},
+    {Py_tp_doc, (void *)device_pool_doc},
+    {Py_tp_new, device_pool_new},
+    {Py_tp_init, device_pool_init},
+    {Py_tp_dealloc, device_pool_dealloc},
+    {Py_tp_traverse, device_pool_traverse},
+    {Py_tp_clear, device_pool_clear},
+    {Py_tp_methods, device_pool_methods},
+    {Py_tp_members, device_pool_members},
+    {0, NULL},
 };
 
 static PyType_Spec device_pool_spec = {
     .name = "gpumem.SingleDeviceMemoryPool",
-    .basicsize = sizeof(device_pool),
+    .basicsize = sizeof(gmpy_device_pool),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
              Py_TPFLAGS_IMMUTABLETYPE,
     .slots = device_pool_slots,

@@ -11,6 +11,9 @@
  */
 #include "module.h"
 
+#include <limits.h> // INT_MAX
+#include <string.h> // strcmp
+
 enum {
     GMPY_OUT_OF_MEMORY_CODE = 2, // the runtime's cudaErrorMemoryAllocation
 };
@@ -170,16 +173,48 @@ static PyType_Spec out_of_memory_spec = {
 
 /* ---- CUDARuntimeError ---- */
 
-PyDoc_STRVAR(runtime_error_doc,
-             "CUDARuntimeError(status, text=None)\n"
-             "--\n"
-             "\n"
-             "An error of the device runtime.\n"
-             "\n"
-             "Its text is the runtime's name for the error and its description.\n"
-             "\n"
-             "Attributes:\n"
-             "    status (int): the runtime's number for the error.");
+/* What a runtime error of that number says: the runtime's name and description, the
+ * bare number where no runtime is in use or it does not know the number, for which it
+ * has the same answer twice. New reference. */
+static PyObject *
+describe_code(gmpy_state *st, int code)
+{
+    if (st->backend) {
+        const char *name = gm_backend_error_name(st->backend, code);
+        const char *text = gm_backend_error_text(st->backend, code);
+
+        if (strcmp(name, text) != 0) {
+            return PyUnicode_FromFormat("%s: %s", name, text);
+        }
+    }
+    return PyUnicode_FromFormat("CUDA runtime error %d", code);
+}
+
+/* The same for whatever Python code gave as the number. */
+static PyObject *
+describe_status(gmpy_state *st, PyObject *status)
+{
+    int overflow = 0;
+    long code = PyLong_Check(status) ? PyLong_AsLongAndOverflow(status, &overflow) : -1;
+
+    if (code < 0 || code > INT_MAX) { // also where it overflows
+        return PyUnicode_FromFormat("CUDA runtime error %S", status);
+    }
+    return describe_code(st, (int)code);
+}
+
+PyDoc_STRVAR(
+    runtime_error_doc,
+    "CUDARuntimeError(status, text=None)\n"
+    "--\n"
+    "\n"
+    "An error of the device runtime.\n"
+    "\n"
+    "Its text is the runtime's name for the error and its description, unless\n"
+    "another one is given; before the first use of a device, the number.\n"
+    "\n"
+    "Attributes:\n"
+    "    status (int): the runtime's number for the error.");
 
 static const gmpy_signature runtime_error_signature = {
     "CUDARuntimeError", 2, 1, 2, {"status", "text"}};
@@ -198,7 +233,7 @@ runtime_error_init(PyObject *self, PyObject *args, PyObject *kwargs)
         message = PyObject_Str(given[1]);
     }
     else {
-        message = PyUnicode_FromFormat("CUDA runtime error %S", given[0]);
+        message = describe_status(gmpy_state_of(self), given[0]);
     }
     return set_message(self, message);
 }
@@ -238,11 +273,13 @@ static PyType_Spec runtime_error_spec = {
 static void
 raise_device_error(gmpy_state *st, int code, const char *what)
 {
-    PyObject *error = PyObject_CallFunction(
-        st->CUDARuntimeError, "iN", code,
-        PyUnicode_FromFormat("%s: %s (%s)", gm_backend_error_name(st->backend, code),
-                             gm_backend_error_text(st->backend, code), what));
+    PyObject *reason = describe_code(st, code);
+    PyObject *text = reason ? PyUnicode_FromFormat("%U (%s)", reason, what) : NULL;
+    PyObject *error =
+        text ? PyObject_CallFunction(st->CUDARuntimeError, "iO", code, text) : NULL;
 
+    Py_XDECREF(text);
+    Py_XDECREF(reason);
     if (error) {
         PyErr_SetObject(st->CUDARuntimeError, error);
         Py_DECREF(error);

@@ -235,15 +235,20 @@ event_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     gmpy_state *st = gmpy_state_of(op);
     const gm_backend *backend = gmpy_backend(st);
     PyObject *given;
-    gm_stream stream;
+    gmpy_stream_ref stream;
     gm_status status;
+    int back;
 
     if (!backend || gmpy_unpack(&record_signature, args, nargs, kwnames, &given) < 0 ||
         gmpy_as_stream(st, given, &stream) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    status = gm_backend_event_record(backend, event_of(op)->handle, stream);
+    status = gmpy_stream_enter(backend, &stream, &back);
+    if (status == GM_OK) {
+        status = gm_backend_event_record(backend, event_of(op)->handle, stream.handle);
+        gmpy_stream_leave(backend, back);
+    }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         return gmpy_raise(st, status, "Event.record");
@@ -395,7 +400,9 @@ get_elapsed_time(PyObject *module,
         gmpy_as_event(st, given[1], &end) < 0) {
         return NULL;
     }
+    Py_BEGIN_ALLOW_THREADS
     status = gm_backend_event_elapsed(backend, start, end, &milliseconds);
+    Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         return gmpy_raise(st, status, "get_elapsed_time");
     }

@@ -4,7 +4,8 @@
  * from the device.
  *
  * ptr, size and device_id of a BaseMemory can be written from Python, as in the pool
- * this one follows, so that tests and wrappers can stand in for memory. What a Memory
+ * this one follows, so that tests and wrappers can stand in for memory; those of a
+ * PooledMemory cannot. What a Memory
  * frees is what it allocated, remembered apart, and only while ptr is not 0: a wrong
  * ptr or device_id never reaches the device, and a ptr of 0 gives the memory up.
  *
@@ -37,6 +38,19 @@ PyDoc_STRVAR(base_memory_doc,
              "    size (int): length in bytes.\n"
              "    device_id (int): number of the device.");
 
+/* 0 where the attributes can be written: not those of a PooledMemory, also not through
+ * this type's descriptors, since copies are checked against them. Else -1. */
+static int
+base_memory_check_writable(PyObject *self, const char *name)
+{
+    if (Py_IS_TYPE(self, gmpy_type(gmpy_state_of(self)->PooledMemoryType))) {
+        PyErr_Format(PyExc_AttributeError, "%s of a PooledMemory cannot be written",
+                     name);
+        return -1;
+    }
+    return 0;
+}
+
 /* An attribute that can be read and written. A value that does not fit leaves it as it
  * is, which a PyMemberDef would not. */
 #define ATTRIBUTE(name, as_object, from_object)                                        \
@@ -48,6 +62,9 @@ PyDoc_STRVAR(base_memory_doc,
     static int base_memory_set_##name(PyObject *self, PyObject *value,                 \
                                       void *Py_UNUSED(closure))                        \
     {                                                                                  \
+        if (base_memory_check_writable(self, #name) < 0) {                             \
+            return -1;                                                                 \
+        }                                                                              \
         if (!value) {                                                                  \
             PyErr_SetString(PyExc_TypeError, #name " cannot be deleted");              \
             return -1;                                                                 \
@@ -219,7 +236,10 @@ memory_init(PyObject *self, PyObject *args, PyObject *kwargs)
         gmpy_as_size(given[0], "size", &size) < 0) {
         return -1;
     }
-    memory_release(mem); // __init__ may be called again
+    if (mem->st) {
+        PyErr_SetString(PyExc_RuntimeError, "a Memory is initialized once");
+        return -1;
+    }
     return memory_take(mem, gmpy_state_of(self), size);
 }
 

@@ -178,7 +178,7 @@ pointer_init(PyObject *op, PyObject *args, PyObject *kwargs)
         return -1;
     }
     if (self->mem) {
-        PyErr_SetString(PyExc_TypeError, "a MemoryPointer is initialized once");
+        PyErr_SetString(PyExc_RuntimeError, "a MemoryPointer is initialized once");
         return -1;
     }
     if (!PyObject_TypeCheck(given[0], gmpy_type(st->BaseMemoryType))) {

@@ -11,14 +11,16 @@
  */
 #include "module.h"
 
+#include "core/gm_process.h" // gm_process_is_forked
+
 #include <structmember.h> // T_PYSSIZET
 
 typedef struct memory_pool {
     gmpy_any_pool any;
     PyObject *allocator; // base allocator, NULL for plain device memory
     PyObject **pools;    // a SingleDeviceMemoryPool a device, NULL where not made
-    gm_pool **natives;   // theirs, borrowed
-    int device_count;    // length of both, 0 until first use
+    int device_count;    // their number, 0 until first use
+    bool ready;          // initialized, and not cleared by the collector
     bool cleared;        // by the collector
     PyObject *weakrefs;
 } memory_pool;
@@ -47,43 +49,39 @@ PyDoc_STRVAR(
 
 /* ---- the pool of a device ---- */
 
-static int
-memory_pool_make_tables(memory_pool *self)
+/* The native pool on `device`; NULL where none was made, or it was cleared. */
+static inline gm_pool *
+memory_pool_native(const memory_pool *self, int device)
 {
-    size_t count = (size_t)self->any.st->device_count;
+    PyObject *pool = device < self->device_count ? self->pools[device] : NULL;
 
-    self->pools = PyMem_Calloc(count, sizeof(PyObject *));
-    self->natives = PyMem_Calloc(count, sizeof(gm_pool *));
-    if (!self->pools || !self->natives) {
-        PyMem_Free(self->pools);
-        PyMem_Free(self->natives);
-        self->pools = NULL;
-        self->natives = NULL;
-        PyErr_NoMemory();
-        return -1;
-    }
-    self->device_count = (int)count;
-    return 0;
+    return GM_LIKELY(pool != NULL) ? ((gmpy_device_pool *)pool)->pool : NULL;
 }
 
 static int
 memory_pool_make(memory_pool *self, int device)
 {
+    gmpy_state *st = self->any.st;
     PyObject *pool;
 
-    if (!self->pools && memory_pool_make_tables(self) < 0) {
-        return -1;
+    if (!self->pools) {
+        self->pools = PyMem_Calloc((size_t)st->device_count, sizeof(PyObject *));
+        if (!self->pools) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        self->device_count = st->device_count;
     }
-    pool = gmpy_device_pool_new(self->any.st, device, self->allocator);
+    pool = gmpy_device_pool_new(st, device, self->allocator);
     if (!pool) {
         return -1;
     }
     if (self->pools[device]) { // made meanwhile by somebody else
         Py_DECREF(pool);
-        return 0;
     }
-    self->pools[device] = pool;
-    self->natives[device] = gmpy_device_pool_native(pool);
+    else {
+        self->pools[device] = pool;
+    }
     return 0;
 }
 
@@ -93,8 +91,14 @@ memory_pool_find(gmpy_any_pool *any, bool make, gm_pool **out, int *device)
     memory_pool *self = (memory_pool *)any;
     int result = 0;
 
-    if (self->cleared) {
-        PyErr_SetString(PyExc_RuntimeError, "the pool was collected as garbage");
+    if (!self->ready) {
+        PyErr_SetString(PyExc_RuntimeError, self->cleared
+                                                ? "the pool was collected as garbage"
+                                                : "the pool was not initialized");
+        return -1;
+    }
+    if (gm_process_is_forked()) {
+        gmpy_raise(any->st, GM_ERR_FORKED, "using a memory pool");
         return -1;
     }
     if (!gmpy_backend(any->st)) {
@@ -105,40 +109,49 @@ memory_pool_find(gmpy_any_pool *any, bool make, gm_pool **out, int *device)
         return -1;
     }
     Py_BEGIN_CRITICAL_SECTION(self);
-    if (make && !(self->natives && self->natives[*device])) {
+    *out = memory_pool_native(self, *device);
+    if (!*out && make) {
         result = memory_pool_make(self, *device);
-    }
-    if (result == 0 && self->natives && self->natives[*device]) {
-        *out = self->natives[*device];
-        result = 1;
+        *out = memory_pool_native(self, *device);
     }
     Py_END_CRITICAL_SECTION();
-    return result;
+    return result < 0 ? -1 : *out != NULL;
 }
 
 /* ---- life ---- */
 
 static PyObject *
-memory_pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+memory_pool_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kw))
 {
-    static const gmpy_signature signature = {"MemoryPool", 1, 0, 1, {"allocator"}};
     PyObject *module = PyType_GetModuleByDef(type, &gmpy_module_def);
-    gmpy_state *st = module ? gmpy_state_of_module(module) : NULL;
-    PyObject *given[1];
-    PyObject *callable;
-    memory_pool *self;
+    memory_pool *self = module ? (memory_pool *)type->tp_alloc(type, 0) : NULL;
 
-    if (!st || gmpy_unpack_init(&signature, args, kwargs, given) < 0 ||
-        gmpy_as_base_allocator(st, given[0], &callable) < 0) {
-        return NULL;
-    }
-    self = (memory_pool *)type->tp_alloc(type, 0);
     if (self) {
-        self->any.st = st;
+        self->any.st = gmpy_state_of_module(module);
         self->any.find = memory_pool_find;
-        self->allocator = Py_XNewRef(callable);
     }
     return (PyObject *)self;
+}
+
+static int
+memory_pool_init(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    static const gmpy_signature signature = {"MemoryPool", 1, 0, 1, {"allocator"}};
+    memory_pool *self = (memory_pool *)op;
+    PyObject *given[1];
+    PyObject *callable;
+
+    if (gmpy_unpack_init(&signature, args, kwargs, given) < 0 ||
+        gmpy_as_base_allocator(self->any.st, given[0], &callable) < 0) {
+        return -1;
+    }
+    if (self->ready || self->cleared) {
+        PyErr_SetString(PyExc_RuntimeError, "a MemoryPool is initialized once");
+        return -1;
+    }
+    self->allocator = Py_XNewRef(callable);
+    self->ready = true;
+    return 0;
 }
 
 static int
@@ -159,9 +172,9 @@ memory_pool_clear(PyObject *op)
 {
     memory_pool *self = (memory_pool *)op;
 
+    self->ready = false;
     self->cleared = true;
     for (int i = 0; i < self->device_count; i++) {
-        self->natives[i] = NULL;
         Py_CLEAR(self->pools[i]);
     }
     Py_CLEAR(self->allocator);
@@ -180,7 +193,6 @@ memory_pool_dealloc(PyObject *op)
     }
     (void)memory_pool_clear(op);
     PyMem_Free(self->pools);
-    PyMem_Free(self->natives);
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -222,12 +234,12 @@ gmpy_memory_pool_malloc(PyObject *op, PyObject *arg)
     }
 #ifndef Py_GIL_DISABLED
     device = gmpy_current_device(st);
-    if (GM_LIKELY(device >= 0 && device < self->device_count &&
-                  self->natives[device])) {
-        return gmpy_pool_malloc(st, self->natives[device], device, size);
-    }
     if (device < 0) {
         return NULL;
+    }
+    pool = memory_pool_native(self, device);
+    if (GM_LIKELY(pool != NULL)) {
+        return gmpy_pool_malloc(st, pool, device, size);
     }
 #endif
     if (memory_pool_find(&self->any, true, &pool, &device) < 0) {
@@ -277,10 +289,15 @@ static PyMemberDef memory_pool_members[] = {
 };
 
 static PyType_Slot memory_pool_slots[] = {
-    {Py_tp_doc, (void *)memory_pool_doc}, {Py_tp_new, memory_pool_new},
-    {Py_tp_dealloc, memory_pool_dealloc}, {Py_tp_traverse, memory_pool_traverse},
-    {Py_tp_clear, memory_pool_clear},     {Py_tp_methods, memory_pool_methods},
-    {Py_tp_members, memory_pool_members}, {0, NULL},
+    {Py_tp_doc, (void *)memory_pool_doc},
+    {Py_tp_new, memory_pool_new},
+    {Py_tp_init, memory_pool_init},
+    {Py_tp_dealloc, memory_pool_dealloc},
+    {Py_tp_traverse, memory_pool_traverse},
+    {Py_tp_clear, memory_pool_clear},
+    {Py_tp_methods, memory_pool_methods},
+    {Py_tp_members, memory_pool_members},
+    {0, NULL},
 };
 
 static PyType_Spec memory_pool_spec = {

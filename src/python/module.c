@@ -55,7 +55,7 @@ register_exit(PyObject *module)
 }
 
 static int
-module_exec(PyObject *module)
+module_fill(PyObject *module)
 {
     gmpy_state *st = gmpy_state_of_module(module);
     PyMethodDef *const tables[] = {
@@ -64,18 +64,12 @@ module_exec(PyObject *module)
         gmpy_event_methods,     gmpy_testing_methods,
     };
     int (*const inits[])(PyObject *, gmpy_state *) = {
-        gmpy_errors_init,        gmpy_thread_init,      gmpy_device_init,
-        gmpy_stream_init,        gmpy_event_init,       gmpy_memory_init,
-        gmpy_pooled_memory_init, gmpy_pointer_init,     gmpy_base_pool_init,
-        gmpy_device_pool_init,   gmpy_memory_pool_init,
+        gmpy_errors_init,    gmpy_size_text_init,     gmpy_thread_init,
+        gmpy_device_init,    gmpy_stream_init,        gmpy_event_init,
+        gmpy_memory_init,    gmpy_pooled_memory_init, gmpy_pointer_init,
+        gmpy_base_pool_init, gmpy_device_pool_init,   gmpy_memory_pool_init,
     };
 
-    if (!gm_process_claim()) {
-        PyErr_SetString(PyExc_ImportError,
-                        "gpumem._core can be loaded once in a process, and in the main "
-                        "interpreter alone");
-        return -1;
-    }
     for (size_t i = 0; i < sizeof(tables) / sizeof(*tables); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
             return -1;
@@ -92,6 +86,22 @@ module_exec(PyObject *module)
     }
     st->allocator = Py_NewRef(st->raw_malloc);
     return register_exit(module);
+}
+
+static int
+module_exec(PyObject *module)
+{
+    if (PyInterpreterState_Get() != PyInterpreterState_Main() || !gm_process_claim()) {
+        PyErr_SetString(PyExc_ImportError,
+                        "gpumem._core can be loaded once in a process, and in the main "
+                        "interpreter alone");
+        return -1;
+    }
+    if (module_fill(module) < 0) {
+        gm_process_unclaim();
+        return -1;
+    }
+    return 0;
 }
 
 static int

@@ -177,6 +177,18 @@ gmpy_as_flag(PyObject *arg, bool *out)
     return truth < 0 ? -1 : 0;
 }
 
+/* ---- size_text.c ---- */
+
+/* What gmpy_parse_size accepts, for messages. */
+#define GMPY_SIZE_FORMS                                                                \
+    "a number of bytes, or a number followed by KiB, MiB, GiB, TiB, KB, MB, GB or TB"
+
+/* The bytes that `length` characters of `text` mean. GM_ERR_INVALID_VALUE: it has none
+ * of those forms. GM_ERR_TOO_LARGE: more than PY_SSIZE_T_MAX. */
+GM_MUST_CHECK gm_status gmpy_parse_size(const char *text, size_t length, size_t *out);
+
+int gmpy_size_text_init(PyObject *module, gmpy_state *st);
+
 /* ---- runtime.c ---- */
 
 /* The backend, chosen and opened at first use. NULL with an exception. */
@@ -258,8 +270,10 @@ int gmpy_pop_stream(PyObject *stream);
 int gmpy_push_device(gmpy_state *st, int device, PyObject *entered);
 int gmpy_pop_device(gmpy_state *st, PyObject *entered);
 
-/* Sets the calling thread's scoped allocator; NULL for none. 0 or -1. */
-int gmpy_set_thread_allocator(gmpy_state *st, PyObject *allocator);
+/* The same with the calling thread's scoped allocator, a callable; `entered` is whose
+ * scope it is. */
+int gmpy_push_allocator(gmpy_state *st, PyObject *allocator, PyObject *entered);
+int gmpy_pop_allocator(PyObject *entered);
 
 /* ---- memory.c ---- */
 
@@ -386,12 +400,16 @@ int gmpy_as_base_allocator(gmpy_state *st, PyObject *arg, PyObject **out);
 int gmpy_device_pool_init(PyObject *module, gmpy_state *st);
 int gmpy_memory_pool_init(PyObject *module, gmpy_state *st);
 
+typedef struct gmpy_device_pool {
+    gmpy_any_pool any;
+    gm_pool *pool; // NULL before it is initialized and once the collector cleared it
+    int device;    // -1 before it is initialized
+    PyObject *weakrefs;
+} gmpy_device_pool;
+
 /* A SingleDeviceMemoryPool on `device`: new reference. `callable` NULL: plain memory.
  */
 PyObject *gmpy_device_pool_new(gmpy_state *st, int device, PyObject *callable);
-
-/* Its native pool: borrowed, NULL once the collector cleared it. */
-gm_pool *gmpy_device_pool_native(PyObject *pool);
 
 /* True for the bound malloc of a MemoryPool; *pool is that pool, borrowed. */
 bool gmpy_is_pool_malloc(gmpy_state *st, PyObject *callable, PyObject **pool);
@@ -439,9 +457,26 @@ gmpy_is_stream(gmpy_state *st, PyObject *op)
 /* The arena key of a stream object for the calling thread. 0 or -1. */
 int gmpy_stream_key(gmpy_state *st, PyObject *stream, gm_stream_key *out);
 
-/* The handle of a `stream` argument: NULL or None is the current stream, otherwise a
+/* A stream as a call to the device needs it. */
+typedef struct gmpy_stream_ref {
+    gm_stream handle;
+    int device; // what has to be current for the handle to mean it; -1: whichever is
+} gmpy_stream_ref;
+
+#define GMPY_STREAM_REF_NULL ((gmpy_stream_ref){GM_STREAM_NULL, -1})
+
+gmpy_stream_ref gmpy_stream_ref_of(const gmpy_stream *stream);
+
+/* Around every call that is given the handle: makes the stream's device current where
+ * that matters; *back is what to leave to, also after a failure of the call. They need
+ * no interpreter. Where entering fails nothing has changed, and nothing is left. */
+gm_status
+gmpy_stream_enter(const gm_backend *backend, const gmpy_stream_ref *stream, int *back);
+void gmpy_stream_leave(const gm_backend *backend, int back);
+
+/* What a `stream` argument means: NULL or None is the current stream, otherwise a
  * stream of ours or an object whose `ptr` is a native handle. 0 or -1. */
-int gmpy_as_stream(gmpy_state *st, PyObject *arg, gm_stream *out);
+int gmpy_as_stream(gmpy_state *st, PyObject *arg, gmpy_stream_ref *out);
 
 /* The arena key of a `stream` argument that is given. 0 or -1. */
 int gmpy_as_stream_key(gmpy_state *st, PyObject *arg, gm_stream_key *out);
@@ -450,8 +485,10 @@ int gmpy_as_stream_key(gmpy_state *st, PyObject *arg, gm_stream_key *out);
  * integer `ptr`. 0, or -1 with TypeError. */
 int gmpy_as_foreign(PyObject *arg, const char *what, uintptr_t *out);
 
-/* The arena key of a native handle for the calling thread. 0 or -1. */
-int gmpy_ask_stream_key(gmpy_state *st, gm_stream handle, gm_stream_key *out);
+/* The arena key of a stream for the calling thread, asked of the device. Other threads
+ * may run. 0 or -1. */
+int
+gmpy_ask_stream_key(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_key *out);
 
 /* A `device_id` argument: -1, also for NULL, stays -1; the rest has to exist. 0 or -1.
  */

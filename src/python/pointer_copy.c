@@ -3,8 +3,9 @@
  * MemoryPointer's copies and fills.
  *
  * The plain forms return when the destination holds the bytes; the _async forms queue
- * on a stream, the current one unless another is given. All device calls run without
- * the interpreter. A size of 0 touches neither device nor pointers. A range that leaves
+ * on a stream, the current one unless another is given, with that stream's device
+ * current where it is a default stream that names one. All device calls run without the
+ * interpreter. A size of 0 touches neither device nor pointers. A range that leaves
  * the memory it starts in is a ValueError, before any device call.
  *
  * The host's side is an address (int), a ctypes pointer with a `value`, or an object
@@ -124,24 +125,47 @@ typedef struct transfer {
     gm_copy_kind kind;
     int dst_device; // of a copy between devices, else both are 0
     int src_device;
+    bool fill; // with `value`, else a copy
+    int value;
     bool async;
-    gm_stream stream;
+    gmpy_stream_ref stream; // of the async form
 } transfer;
 
 static gm_status
-transfer_run(const transfer *t)
+transfer_now(const transfer *t)
 {
     const gm_backend *b = t->backend;
+    gm_stream stream = t->stream.handle;
 
+    if (t->fill) {
+        return t->async ? gm_backend_set_async(b, t->dst, t->value, t->size, stream)
+                        : gm_backend_set(b, t->dst, t->value, t->size);
+    }
     if (t->dst_device != t->src_device) {
         return t->async ? gm_backend_copy_peer_async(b, t->dst, t->dst_device, t->src,
-                                                     t->src_device, t->size, t->stream)
+                                                     t->src_device, t->size, stream)
                         : gm_backend_copy_peer(b, t->dst, t->dst_device, t->src,
                                                t->src_device, t->size);
     }
-    return t->async
-               ? gm_backend_copy_async(b, t->dst, t->src, t->size, t->kind, t->stream)
-               : gm_backend_copy(b, t->dst, t->src, t->size, t->kind);
+    return t->async ? gm_backend_copy_async(b, t->dst, t->src, t->size, t->kind, stream)
+                    : gm_backend_copy(b, t->dst, t->src, t->size, t->kind);
+}
+
+/* The transfer, on its stream's device and without the interpreter. */
+static gm_status
+transfer_run(const transfer *t)
+{
+    gm_status status;
+    int back;
+
+    Py_BEGIN_ALLOW_THREADS
+    status = gmpy_stream_enter(t->backend, &t->stream, &back);
+    if (status == GM_OK) {
+        status = transfer_now(t);
+        gmpy_stream_leave(t->backend, back);
+    }
+    Py_END_ALLOW_THREADS
+    return status;
 }
 
 static PyObject *
@@ -158,7 +182,11 @@ finish(gmpy_state *st, gm_status status, const char *what)
 static int
 transfer_init(transfer *t, PyObject *self, bool async, PyObject *stream)
 {
-    *t = (transfer){.st = ((gmpy_pointer *)self)->st, .async = async};
+    *t = (transfer){
+        .st = ((gmpy_pointer *)self)->st,
+        .async = async,
+        .stream = GMPY_STREAM_REF_NULL,
+    };
     t->backend = gmpy_backend(t->st);
     if (!t->backend) {
         return -1;
@@ -172,7 +200,6 @@ copy_from_device(
 {
     const gmpy_pointer *self = (const gmpy_pointer *)op;
     const gmpy_pointer *src = (const gmpy_pointer *)source;
-    gm_status status;
     transfer t;
 
     if (transfer_init(&t, op, async, stream) < 0) {
@@ -194,10 +221,7 @@ copy_from_device(
     t.kind = GM_COPY_DEVICE_TO_DEVICE;
     t.dst_device = self->device_id;
     t.src_device = src->device_id;
-    Py_BEGIN_ALLOW_THREADS
-    status = transfer_run(&t);
-    Py_END_ALLOW_THREADS
-    return finish(t.st, status, "copying from device memory");
+    return finish(t.st, transfer_run(&t), "copying from device memory");
 }
 
 static PyObject *
@@ -227,9 +251,7 @@ copy_host(PyObject *op,
     t.src = to_host ? self->ptr : host.address;
     t.size = size;
     t.kind = kind;
-    Py_BEGIN_ALLOW_THREADS
     status = transfer_run(&t);
-    Py_END_ALLOW_THREADS
     host_range_fini(&host);
     return finish(t.st, status,
                   to_host ? "copying to host memory" : "copying from host memory");
@@ -239,8 +261,6 @@ static PyObject *
 fill(PyObject *op, int value, size_t size, bool async, PyObject *stream)
 {
     const gmpy_pointer *self = (const gmpy_pointer *)op;
-    uintptr_t dst = self->ptr;
-    gm_status status;
     transfer t;
 
     if (transfer_init(&t, op, async, stream) < 0) {
@@ -252,11 +272,11 @@ fill(PyObject *op, int value, size_t size, bool async, PyObject *stream)
     if (check_range(self, size) < 0) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    status = async ? gm_backend_set_async(t.backend, dst, value, size, t.stream)
-                   : gm_backend_set(t.backend, dst, value, size);
-    Py_END_ALLOW_THREADS
-    return finish(t.st, status, "filling device memory");
+    t.dst = self->ptr;
+    t.size = size;
+    t.fill = true;
+    t.value = value;
+    return finish(t.st, transfer_run(&t), "filling device memory");
 }
 
 /* ---- methods ---- */

@@ -14,17 +14,14 @@
  */
 #include "module.h"
 
-#include <ctype.h>  // isspace, isdigit
-#include <math.h>   // isfinite
-#include <stdlib.h> // getenv, strtod
+#include <stdlib.h> // getenv, strtol
 #include <string.h>
-#include <strings.h> // strcasecmp
 
 #include "backends/backends.h"
 #include "core/gm_process.h" // gm_process_opened
 
 #define SIM_MEMORY_FORMS                                                               \
-    "a number of bytes, or a number followed by KiB, MiB, GiB, TiB, KB, MB, GB or TB"
+    GMPY_SIZE_FORMS ", from 1 byte to 16 TiB for all devices together"
 
 enum {
     SIM_DEVICES_DEFAULT = 1,
@@ -43,50 +40,6 @@ bad_variable(const char *variable, const char *text, const char *accepted)
 
 /* ---- reading the environment ---- */
 
-static const struct {
-    const char *suffix;
-    double bytes;
-} units[] = {
-    {"", 1},
-    {"B", 1},
-    {"KiB", 1024.0},
-    {"MiB", 1048576.0},
-    {"GiB", 1073741824.0},
-    {"TiB", 1099511627776.0},
-    {"KB", 1e3},
-    {"MB", 1e6},
-    {"GB", 1e9},
-    {"TB", 1e12},
-};
-
-/* 0 where the text is a size of at least one byte that a size_t can hold. */
-static int
-parse_size(const char *text, size_t *out)
-{
-    char *end;
-    double number;
-
-    number = strtod(text, &end);
-    if (!isdigit((unsigned char)*text) || end != text + strspn(text, "0123456789.")) {
-        return -1;
-    }
-    while (isspace((unsigned char)*end)) {
-        end++;
-    }
-    for (size_t i = 0; i < sizeof(units) / sizeof(*units); i++) {
-        double bytes = number * units[i].bytes;
-
-        if (strcasecmp(end, units[i].suffix) == 0) {
-            if (!isfinite(bytes) || bytes < 1 || bytes >= 9.0e18) {
-                return -1;
-            }
-            *out = (size_t)bytes;
-            return 0;
-        }
-    }
-    return -1;
-}
-
 static int
 read_sim_options(gm_sim_options *options)
 {
@@ -101,20 +54,27 @@ read_sim_options(gm_sim_options *options)
         char *end;
         long count = strtol(devices, &end, 10);
 
-        if (!isdigit((unsigned char)*devices) || *end || count < 1 ||
+        if (!Py_ISDIGIT(Py_CHARMASK(*devices)) || *end || count < 1 ||
             count > GM_SIM_MAX_DEVICES) {
             return bad_variable("GPUMEM_SIM_DEVICES", devices,
                                 "a whole number from 1 to 16");
         }
         options->devices = (int)count;
     }
-    if (memory && parse_size(memory, &options->memory) < 0) {
-        return bad_variable("GPUMEM_SIM_MEMORY", memory, SIM_MEMORY_FORMS);
+    if (memory) {
+        size_t most = GM_SIM_MAX_MEMORY / (size_t)options->devices;
+
+        if (gmpy_parse_size(memory, strlen(memory), &options->memory) != GM_OK ||
+            options->memory < 1 || options->memory > most) {
+            return bad_variable("GPUMEM_SIM_MEMORY", memory, SIM_MEMORY_FORMS);
+        }
     }
     return 0;
 }
 
-GM_STATIC_ASSERT(GM_SIM_MAX_DEVICES == 16, "the message above names the number");
+GM_STATIC_ASSERT(GM_SIM_MAX_DEVICES == 16, "a message above names the number");
+GM_STATIC_ASSERT(GM_SIM_MAX_MEMORY == (size_t)16 << 40,
+                 "a message above names the size");
 
 typedef enum choice {
     CHOOSE_AUTO,
@@ -144,31 +104,42 @@ read_choice(choice *out)
 
 /* ---- opening ---- */
 
+/* A backend before it is published in the state. */
+typedef struct opened {
+    const gm_backend *backend;
+    gm_backend *sim;
+    gm_backend *fault;
+} opened;
+
+static void
+opened_close(const opened *o)
+{
+    if (o->fault) {
+        gm_backend_close(o->fault);
+    }
+    if (o->sim) {
+        gm_backend_close(o->sim);
+    }
+}
+
 static int
-open_sim(gmpy_state *st)
+open_sim(gmpy_state *st, opened *out)
 {
     gm_sim_options options;
-    gm_backend *sim = NULL;
-    gm_backend *fault = NULL;
     gm_status status;
 
     if (read_sim_options(&options) < 0) {
         return -1;
     }
-    status = gm_backend_sim_open(&options, &sim);
+    status = gm_backend_sim_open(&options, &out->sim);
+    if (status == GM_OK) {
+        status = gm_backend_fault_open(out->sim, &out->fault);
+    }
     if (status != GM_OK) {
         gmpy_raise(st, status, "opening the simulated device");
         return -1;
     }
-    status = gm_backend_fault_open(sim, &fault);
-    if (status != GM_OK) {
-        gm_backend_close(sim);
-        gmpy_raise(st, status, "opening the simulated device");
-        return -1;
-    }
-    st->sim = sim;
-    st->fault = fault;
-    st->backend = fault;
+    out->backend = out->fault;
     return 0;
 }
 
@@ -206,23 +177,20 @@ raise_no_cuda(gm_status status, const gm_cuda_probe *probe)
 }
 
 static int
-fall_back_to_sim(gmpy_state *st, const gm_cuda_probe *probe)
+warn_of_sim(const gm_cuda_probe *probe)
 {
     const char *why = !probe->built   ? "this build has no CUDA"
                       : probe->driver ? "the NVIDIA driver sees no device"
                                       : "no NVIDIA driver is installed";
 
-    if (PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
-                         "gpumem uses the simulated device: %s "
-                         "(set GPUMEM_BACKEND=sim to choose it silently)",
-                         why) < 0) {
-        return -1;
-    }
-    return open_sim(st);
+    return PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
+                            "gpumem uses the simulated device: %s "
+                            "(set GPUMEM_BACKEND=sim to choose it silently)",
+                            why);
 }
 
 static int
-open_chosen(gmpy_state *st)
+open_chosen(gmpy_state *st, opened *out)
 {
     gm_cuda_probe probe;
     gm_status status;
@@ -232,37 +200,56 @@ open_chosen(gmpy_state *st)
         return -1;
     }
     if (chosen == CHOOSE_SIM) {
-        return open_sim(st);
+        return open_sim(st, out);
     }
-    status = gm_backend_cuda_open(&st->backend);
+    status = gm_backend_cuda_open(&out->backend);
     if (status == GM_OK) {
         return 0;
     }
     gm_backend_cuda_probe(&probe);
     if (chosen == CHOOSE_AUTO &&
         (status == GM_ERR_UNSUPPORTED || status == GM_ERR_NO_DRIVER)) {
-        return fall_back_to_sim(st, &probe);
+        return warn_of_sim(&probe) < 0 ? -1 : open_sim(st, out);
     }
     return raise_no_cuda(status, &probe);
+}
+
+/* Publishes `o` unless another thread, or code that ran for the warning, was first. */
+static int
+publish(gmpy_state *st, const opened *o)
+{
+    gm_status status = gm_backend_validate(o->backend);
+    int count = 0;
+
+    if (status == GM_OK) {
+        status = gm_backend_device_count(o->backend, &count);
+    }
+    if (status != GM_OK) {
+        PyErr_Format(PyExc_RuntimeError, "the %s backend cannot count its devices (%d)",
+                     o->backend->name, status);
+        return -1;
+    }
+    if (st->backend) {
+        opened_close(o);
+        return 0;
+    }
+    gm_process_opened();
+    st->sim = o->sim;
+    st->fault = o->fault;
+    st->device_count = count;
+    st->backend = o->backend;
+    return 0;
 }
 
 const gm_backend *
 gmpy_open_backend(gmpy_state *st)
 {
-    int count = 0;
-    gm_status status;
+    opened o = {0};
 
-    if (open_chosen(st) < 0) {
+    if (open_chosen(st, &o) < 0 || publish(st, &o) < 0) {
+        opened_close(&o);
         return NULL;
     }
-    status = gm_backend_device_count(st->backend, &count);
-    if (status != GM_OK) {
-        gmpy_raise(st, status, "counting devices");
-        st->backend = NULL;
-        return NULL;
-    }
-    st->device_count = count;
-    gm_process_opened();
     return st->backend;
 }
 
@@ -335,10 +322,6 @@ PyDoc_STRVAR(
     "--\n"
     "\n"
     "Returns what was built and what is in use, as a dictionary. Opens nothing.");
-
-#ifndef GM_BUILD_CUDA_FROM
-#define GM_BUILD_CUDA_FROM ""
-#endif
 
 static PyObject *
 runtime_config(PyObject *module, PyObject *Py_UNUSED(ignored))

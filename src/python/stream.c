@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
  * BaseStream: a native stream handle, the device it is of, and the arena key the pool
- * knows it by. The two types made of it are in stream_make.c, the keys in stream_arg.c.
+ * knows it by. The two types made of it are in stream_make.c; streams as arguments,
+ * their keys and their devices in stream_arg.c.
  *
  * The default streams (handles 0, 1 and 2) are those of whichever device is current;
  * such an object has device_id -1, unless an ExternalStream was told a device, which
- * then is made current around each call.
+ * then is made current around each call that uses it.
  *
  * A stream of ours is destroyed with its object. It cannot be current anywhere by then,
  * since the settings of a thread hold a reference (thread.c); work still queued on it
@@ -31,41 +32,7 @@ stream_of(PyObject *op)
     return (gmpy_stream *)op;
 }
 
-static inline bool
-is_default(gm_stream handle)
-{
-    return handle <= GM_STREAM_PER_THREAD;
-}
-
-/* ---- the right device ---- */
-
-/* Makes the device of a default stream current where it has one of its own, so that its
- * handle means what it should; *back is what to leave to. */
-static gm_status
-stream_enter(const gm_backend *backend, const gmpy_stream *self, int *back)
-{
-    int current = 0;
-    gm_status status;
-
-    *back = -1;
-    if (self->device_id < 0 || !is_default(self->handle)) {
-        return GM_OK;
-    }
-    status = gm_backend_device_get(backend, &current);
-    if (status == GM_OK && current != self->device_id) {
-        status = gm_backend_device_set(backend, self->device_id);
-        *back = status == GM_OK ? current : -1;
-    }
-    return status;
-}
-
-static void
-stream_leave(const gm_backend *backend, int back)
-{
-    if (back >= 0) {
-        (void)gm_backend_device_set(backend, back); // it was current a moment ago
-    }
-}
+/* ---- calls on its device ---- */
 
 /* What can be asked of a stream. */
 typedef enum stream_call {
@@ -78,18 +45,18 @@ typedef enum stream_call {
 static gm_status
 stream_call_now(const gm_backend *backend,
                 stream_call call,
-                const gmpy_stream *self,
+                gm_stream handle,
                 gm_event event)
 {
     switch (call) {
     case STREAM_QUERY:
-        return gm_backend_stream_query(backend, self->handle);
+        return gm_backend_stream_query(backend, handle);
     case STREAM_SYNCHRONIZE:
-        return gm_backend_stream_synchronize(backend, self->handle);
+        return gm_backend_stream_synchronize(backend, handle);
     case STREAM_RECORD:
-        return gm_backend_event_record(backend, event, self->handle);
+        return gm_backend_event_record(backend, event, handle);
     case STREAM_WAIT:
-        return gm_backend_stream_wait_event(backend, self->handle, event);
+        return gm_backend_stream_wait_event(backend, handle, event);
     }
     return GM_ERR_INTERNAL;
 }
@@ -102,14 +69,15 @@ stream_do(const gm_backend *backend,
           const gmpy_stream *self,
           gm_event event)
 {
+    const gmpy_stream_ref ref = gmpy_stream_ref_of(self);
     gm_status status;
     int back;
 
     Py_BEGIN_ALLOW_THREADS
-    status = stream_enter(backend, self, &back);
+    status = gmpy_stream_enter(backend, &ref, &back);
     if (status == GM_OK) {
-        status = stream_call_now(backend, call, self, event);
-        stream_leave(backend, back);
+        status = stream_call_now(backend, call, ref.handle, event);
+        gmpy_stream_leave(backend, back);
     }
     Py_END_ALLOW_THREADS
     return status;

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which stream is meant: arguments that name one, and the arena key of each.
+ * Which stream is meant: arguments that name one, the device its handle is of, and the
+ * arena key of each.
+ *
+ * The handle of a default stream means that of the current device. A gmpy_stream_ref
+ * says which device has to be current for it, and the call is made between entering and
+ * leaving that one; all other handles mean the same everywhere.
  *
  * The key is asked for once, when a stream object is made, because the question is too
  * slow for each request and a handle is no identity: a driver gives it out again. Only
@@ -11,20 +16,60 @@
  * native handle in its `ptr`. Objects of this library have to be of the right type, for
  * memory and pointers have a `ptr` too.
  *
- * Threading: nothing is kept; any thread.
+ * Threading: nothing is kept; any thread. Asking for a key lets other threads run.
  */
 #include "module.h"
+
+/* ---- the right device ---- */
+
+gmpy_stream_ref
+gmpy_stream_ref_of(const gmpy_stream *stream)
+{
+    bool is_default = stream->handle <= GM_STREAM_PER_THREAD;
+
+    return (gmpy_stream_ref){
+        .handle = stream->handle,
+        .device = is_default ? stream->device_id : -1,
+    };
+}
+
+gm_status
+gmpy_stream_enter(const gm_backend *backend, const gmpy_stream_ref *stream, int *back)
+{
+    int current = 0;
+    gm_status status;
+
+    *back = -1;
+    if (stream->device < 0) {
+        return GM_OK;
+    }
+    status = gm_backend_device_get(backend, &current);
+    if (status == GM_OK && current != stream->device) {
+        status = gm_backend_device_set(backend, stream->device);
+        *back = status == GM_OK ? current : -1;
+    }
+    return status;
+}
+
+void
+gmpy_stream_leave(const gm_backend *backend, int back)
+{
+    if (back >= 0) {
+        (void)gm_backend_device_set(backend, back); // it was current a moment ago
+    }
+}
 
 /* ---- keys ---- */
 
 int
-gmpy_ask_stream_key(gmpy_state *st, gm_stream handle, gm_stream_key *out)
+gmpy_ask_stream_key(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_key *out)
 {
     const gm_backend *backend;
     uint64_t id = 0;
     gm_status status;
+    int back;
 
-    if (handle <= GM_STREAM_LEGACY) {
+    if (stream->handle <= GM_STREAM_LEGACY) {
         *out = GM_STREAM_KEY_DEFAULT;
         return 0;
     }
@@ -32,12 +77,18 @@ gmpy_ask_stream_key(gmpy_state *st, gm_stream handle, gm_stream_key *out)
     if (!backend) {
         return -1;
     }
-    status = gm_backend_stream_id(backend, handle, &id);
+    Py_BEGIN_ALLOW_THREADS
+    status = gmpy_stream_enter(backend, stream, &back);
+    if (status == GM_OK) {
+        status = gm_backend_stream_id(backend, stream->handle, &id);
+        gmpy_stream_leave(backend, back);
+    }
+    Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         gmpy_raise(st, status, "asking which stream it is");
         return -1;
     }
-    *out = gm_stream_key_of(handle, id);
+    *out = gm_stream_key_of(stream->handle, id);
     return 0;
 }
 
@@ -45,9 +96,10 @@ int
 gmpy_stream_key(gmpy_state *st, PyObject *stream, gm_stream_key *out)
 {
     const gmpy_stream *self = (const gmpy_stream *)stream;
+    const gmpy_stream_ref ref = gmpy_stream_ref_of(self);
 
-    if (self->handle == GM_STREAM_PER_THREAD) {
-        return gmpy_ask_stream_key(st, self->handle, out);
+    if (ref.handle == GM_STREAM_PER_THREAD) {
+        return gmpy_ask_stream_key(st, &ref, out);
     }
     *out = self->key;
     return 0;
@@ -83,36 +135,37 @@ gmpy_as_foreign(PyObject *arg, const char *what, uintptr_t *out)
 }
 
 int
-gmpy_as_stream(gmpy_state *st, PyObject *arg, gm_stream *out)
+gmpy_as_stream(gmpy_state *st, PyObject *arg, gmpy_stream_ref *out)
 {
+    *out = GMPY_STREAM_REF_NULL;
     if (!arg || arg == Py_None) {
         int device = gmpy_current_device(st);
 
         if (device < 0) {
             return -1;
         }
-        *out = gmpy_current_handle(device);
+        out->handle = gmpy_current_handle(device);
         return 0;
     }
     if (gmpy_is_stream(st, arg)) {
-        *out = ((const gmpy_stream *)arg)->handle;
+        *out = gmpy_stream_ref_of((const gmpy_stream *)arg);
         return 0;
     }
-    return gmpy_as_foreign(arg, "stream", out);
+    return gmpy_as_foreign(arg, "stream", &out->handle);
 }
 
 int
 gmpy_as_stream_key(gmpy_state *st, PyObject *arg, gm_stream_key *out)
 {
-    gm_stream handle;
+    gmpy_stream_ref ref = GMPY_STREAM_REF_NULL;
 
     if (gmpy_is_stream(st, arg)) {
         return gmpy_stream_key(st, arg, out);
     }
-    if (gmpy_as_foreign(arg, "stream", &handle) < 0) {
+    if (gmpy_as_foreign(arg, "stream", &ref.handle) < 0) {
         return -1;
     }
-    return gmpy_ask_stream_key(st, handle, out);
+    return gmpy_ask_stream_key(st, &ref, out);
 }
 
 int

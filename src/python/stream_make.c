@@ -194,7 +194,8 @@ external_init(PyObject *op, PyObject *args, PyObject *kwargs)
         if (device == -1) {
             device = gmpy_current_device(st);
         }
-        if (device < 0 || gmpy_ask_stream_key(st, handle, &key) < 0) {
+        if (device < 0 ||
+            gmpy_ask_stream_key(st, &(gmpy_stream_ref){handle, -1}, &key) < 0) {
             return -1;
         }
     }

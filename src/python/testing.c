@@ -190,6 +190,9 @@ testing_fail(PyObject *module, PyObject *args)
     }
     status = code == 2 ? GM_ERR_OUT_OF_MEMORY : GM_DEVICE_ERROR(code);
     status = gm_fault_plan(st->fault, name, nth, count, status);
+    if (status == GM_ERR_FORKED) {
+        return gmpy_raise(st, status, "injecting failures");
+    }
     if (status != GM_OK) {
         return PyErr_Format(PyExc_ValueError, "the device has no call named '%s'",
                             name ? name : "");

@@ -27,9 +27,10 @@
 _Thread_local gmpy_thread gmpy_this_thread;
 
 typedef struct scope {
-    PyObject *entered;  // the stream or Device of the `with`: a reference
-    int device;         // stream: where it became current; Device: what to go back to
-    gmpy_current saved; // stream: what to go back to, its stream a reference
+    PyObject *entered;   // what the `with` is of: a reference
+    int device;          // stream: where it became current; Device: what to go back to
+    gmpy_current saved;  // stream: what to go back to, its stream a reference
+    PyObject *allocator; // allocator: what to go back to, a reference or NULL
 } scope;
 
 typedef struct scope_stack {
@@ -39,9 +40,10 @@ typedef struct scope_stack {
 } scope_stack;
 
 typedef struct thread_settings {
-    PyObject_VAR_HEAD PyObject *allocator;
+    PyObject_VAR_HEAD PyObject *allocator; // the scoped one; NULL outside all scopes
     scope_stack streams;
     scope_stack devices;
+    scope_stack allocators;
     gmpy_current currents[]; // one a device, their streams references
 } thread_settings;
 
@@ -96,6 +98,7 @@ stack_traverse(const scope_stack *stack, visitproc visit, void *arg)
     for (Py_ssize_t i = 0; i < stack->count; i++) {
         Py_VISIT(stack->items[i].entered);
         Py_VISIT(stack->items[i].saved.stream);
+        Py_VISIT(stack->items[i].allocator);
     }
     return 0;
 }
@@ -109,6 +112,7 @@ stack_clear(scope_stack *stack)
     for (Py_ssize_t i = 0; i < taken.count; i++) {
         Py_DECREF(taken.items[i].entered);
         Py_XDECREF(taken.items[i].saved.stream);
+        Py_XDECREF(taken.items[i].allocator);
     }
     PyMem_Free(taken.items);
 }
@@ -127,7 +131,10 @@ settings_traverse(PyObject *op, visitproc visit, void *arg)
         Py_VISIT(self->currents[i].stream);
     }
     result = stack_traverse(&self->streams, visit, arg);
-    return result ? result : stack_traverse(&self->devices, visit, arg);
+    if (result == 0) {
+        result = stack_traverse(&self->devices, visit, arg);
+    }
+    return result ? result : stack_traverse(&self->allocators, visit, arg);
 }
 
 /* Back to nothing set. The object stays usable: what is dropped may run Python code
@@ -149,6 +156,7 @@ settings_clear(PyObject *op)
     }
     stack_clear(&self->streams);
     stack_clear(&self->devices);
+    stack_clear(&self->allocators);
     return 0;
 }
 
@@ -369,17 +377,44 @@ gmpy_pop_device(gmpy_state *st, PyObject *entered)
 /* ---- the scoped allocator ---- */
 
 int
-gmpy_set_thread_allocator(gmpy_state *st, PyObject *allocator)
+gmpy_push_allocator(gmpy_state *st, PyObject *allocator, PyObject *entered)
 {
-    thread_settings *settings = allocator ? get_settings(st) : find_settings();
-    PyObject *old;
+    thread_settings *settings = get_settings(st);
 
-    if (!settings) {
-        return allocator ? -1 : 0;
+    if (!settings || stack_reserve(&settings->allocators) < 0) {
+        return -1;
     }
-    old = settings->allocator;
-    settings->allocator = Py_XNewRef(allocator);
+    settings->allocators.items[settings->allocators.count++] = (scope){
+        .entered = Py_NewRef(entered),
+        .allocator = settings->allocator,
+    };
+    settings->allocator = Py_NewRef(allocator);
     gmpy_this_thread.allocator = allocator;
-    Py_XDECREF(old);
+    return 0;
+}
+
+int
+gmpy_pop_allocator(PyObject *entered)
+{
+    thread_settings *settings = find_settings();
+    scope_stack *stack = settings ? &settings->allocators : NULL;
+    PyObject *old;
+    scope left;
+    Py_ssize_t i;
+
+    if (stack_take(stack, entered, &left, &i) < 0) {
+        return -1;
+    }
+    if (i < stack->count) {
+        old = stack->items[i].allocator;
+        stack->items[i].allocator = left.allocator;
+    }
+    else {
+        old = settings->allocator;
+        settings->allocator = left.allocator;
+        gmpy_this_thread.allocator = left.allocator;
+    }
+    Py_XDECREF(old); // may run Python code, so after the change is complete
+    Py_DECREF(left.entered);
     return 0;
 }

@@ -46,7 +46,7 @@ static void
 device_give(void *context, int device, const gm_piece *piece)
 {
     gmpy_upstream *up = context;
-    PyThreadState *attached = PyGILState_Check() ? PyEval_SaveThread() : NULL;
+    PyThreadState *attached = GMPY_IS_ATTACHED() ? PyEval_SaveThread() : NULL;
     gm_status status =
         gm_backend_mem_free(up->st->backend, device, GM_MEM_DEVICE, piece->base);
 
@@ -77,47 +77,60 @@ owner_unlink(gmpy_upstream *up, gmpy_owner *owner)
     }
 }
 
-/* Checks what the callable returned and takes it over. Consumes `result`. */
+/* What is wrong with the pointer a callable returned: GM_OK, GM_ERR_OUT_OF_MEMORY for a
+ * null one, GM_ERR_CALLBACK with an exception. */
 static gm_status
-callable_accept(
-    gmpy_upstream *up, int device, size_t size, PyObject *result, gm_piece *out)
+callable_check(gmpy_upstream *up, int device, size_t size, PyObject *result)
 {
-    gm_status status = GM_ERR_CALLBACK;
     const gmpy_pointer *pointer = (const gmpy_pointer *)result;
     const gmpy_base_memory *mem;
-    gmpy_owner *owner;
     size_t offset;
 
-    if (!gmpy_is_pointer(up->st, result) || !pointer->mem) {
+    if (!gmpy_is_pointer(up->st, result)) {
         PyErr_Format(PyExc_TypeError,
                      "the pool's allocator must return a MemoryPointer, not %s",
                      Py_TYPE(result)->tp_name);
-        goto fail;
+        return GM_ERR_CALLBACK;
+    }
+    if (!pointer->mem) {
+        PyErr_SetString(PyExc_ValueError,
+                        "the pool's allocator returned a MemoryPointer that was not "
+                        "initialized");
+        return GM_ERR_CALLBACK;
     }
     if (!pointer->ptr) {
-        status = GM_ERR_OUT_OF_MEMORY;
-        goto fail;
+        return GM_ERR_OUT_OF_MEMORY;
     }
     mem = (const gmpy_base_memory *)pointer->mem;
     offset = pointer->ptr - mem->ptr;
-    if (offset > mem->size || mem->size - offset < size) {
-        PyErr_Format(PyExc_ValueError,
-                     "the pool's allocator returned %zu bytes at offset %zd where %zu "
-                     "were asked for",
-                     mem->size, (Py_ssize_t)offset, size);
-        goto fail;
+    if (mem->size > UINTPTR_MAX - mem->ptr || offset > mem->size ||
+        mem->size - offset < size) {
+        PyErr_Format(
+            PyExc_ValueError,
+            "the pool's allocator returned offset %zd of %zu bytes at %s where "
+            "%zu were asked for",
+            (Py_ssize_t)offset, mem->size, gmpy_as_hex(mem->ptr).text, size);
+        return GM_ERR_CALLBACK;
     }
     if (pointer->device_id != device) {
         PyErr_Format(PyExc_ValueError,
                      "the pool's allocator returned memory of device %d to a pool of "
                      "device %d",
                      pointer->device_id, device);
-        goto fail;
+        return GM_ERR_CALLBACK;
     }
-    owner = gm_host_zalloc(sizeof(*owner));
+    return GM_OK;
+}
+
+/* Takes over the memory of a pointer that passed the check. */
+static gm_status
+callable_own(gmpy_upstream *up, const gmpy_pointer *pointer, gm_piece *out)
+{
+    const gmpy_base_memory *mem = (const gmpy_base_memory *)pointer->mem;
+    gmpy_owner *owner = gm_host_zalloc(sizeof(*owner));
+
     if (!owner) {
-        status = GM_ERR_HOST_MEMORY;
-        goto fail;
+        return GM_ERR_HOST_MEMORY;
     }
     owner->mem = Py_NewRef(pointer->mem);
     owner->next = up->owners;
@@ -125,11 +138,12 @@ callable_accept(
         up->owners->prev = owner;
     }
     up->owners = owner;
-    *out = (gm_piece){.base = pointer->ptr, .size = mem->size - offset, .owner = owner};
-    status = GM_OK;
-fail:
-    Py_DECREF(result);
-    return status;
+    *out = (gm_piece){
+        .base = pointer->ptr,
+        .size = mem->size - (pointer->ptr - mem->ptr),
+        .owner = owner,
+    };
+    return GM_OK;
 }
 
 static gm_status
@@ -140,7 +154,13 @@ callable_call(gmpy_upstream *up, int device, size_t size, gm_piece *out)
 
     Py_XDECREF(number);
     if (result) {
-        return callable_accept(up, device, size, result, out);
+        gm_status status = callable_check(up, device, size, result);
+
+        if (status == GM_OK) {
+            status = callable_own(up, (const gmpy_pointer *)result, out);
+        }
+        Py_DECREF(result);
+        return status;
     }
     if (gmpy_error_is_shortage(up->st)) {
         PyErr_Clear();

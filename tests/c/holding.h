@@ -71,7 +71,7 @@ stats_of(gm_pool *pool)
 {
     gm_stats stats;
 
-    gm_pool_read_stats(pool, &stats);
+    CHECK_EQ(gm_pool_read_stats(pool, &stats), GM_OK);
     return stats;
 }
 

@@ -149,7 +149,8 @@ add_segment(model *m, size_t rounded, uint64_t key)
     model_segment s = {.serial = m->next_serial, .key = key, .size = rounded};
 
     if (!limit_allows(m, rounded)) {
-        m->retries += model_release(m, NULL) > 0;
+        // Nothing is reclaimed for what would not fit an empty pool.
+        m->retries += rounded <= m->limit && model_release(m, NULL) > 0;
         if (!limit_allows(m, rounded)) {
             m->refusals++;
             return false;

@@ -37,7 +37,7 @@ typedef struct model_sums {
 /* A model of zero bytes is empty. */
 void model_fini(model *m);
 
-/* False when the limit forbids it, after idle segments were released. */
+/* False when the limit forbids it, also after idle segments were released. */
 bool model_malloc(model *m, size_t size, uint64_t key, model_place *out);
 
 /* False when no live block starts there. */

@@ -8,7 +8,10 @@
 #include "core/gm_process.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h> // fork(), alarm()
 
 typedef struct pair {
     gm_backend *sim;
@@ -154,31 +157,27 @@ TEST(fault_keeps_defaults)
     close_pair(p);
 }
 
-/* Every slot of the table that returns a status can be named, and is wrapped: the one
- * that the plan names is the one that fails. */
-TEST(fault_knows_every_slot)
-{
-    pair p = open_pair();
-    const gm_status no = GM_ERR_EXITING;
-    const gm_backend *b = p.b;
-    uintptr_t ptr = 7;
-    size_t bytes = 7;
-    uint64_t id = 7;
-    int number = 7;
-    float ms = 7.0f;
-    bool can = false;
-    char text[8];
-    gm_capture_state capture = GM_CAPTURE_NONE;
-    gm_pointer_info info;
-    gm_ipc_handle ipc = {{0}};
-    size_t slots = 0;
+/* ---- every slot of the table that returns a status can be named, and is wrapped ----
+ */
+
+/* The slot that the plan names is the one that fails. */
 #define FAILS(slot, ...)                                                               \
     do {                                                                               \
-        CHECK_EQ(gm_fault_plan(b, #slot, 1, 1, no), GM_OK);                            \
-        CHECK_EQ(gm_backend_##slot(b, __VA_ARGS__), no);                               \
+        CHECK_EQ(gm_fault_plan(b, #slot, 1, 1, GM_ERR_EXITING), GM_OK);                \
+        CHECK_EQ(gm_backend_##slot(b, __VA_ARGS__), GM_ERR_EXITING);                   \
         check_counts(b, 1, 1);                                                         \
         slots++;                                                                       \
     } while (0)
+
+static size_t
+fail_devices_and_memory(const gm_backend *b)
+{
+    size_t slots = 0, bytes = 7;
+    uintptr_t ptr = 7;
+    int number = 7;
+    bool can = false;
+    char text[8];
+    gm_pointer_info info;
     FAILS(device_count, &number);
     FAILS(device_get, &number);
     FAILS(device_set, 0);
@@ -196,24 +195,45 @@ TEST(fault_knows_every_slot)
     FAILS(copy_peer_async, 1, 0, 2, 1, 1, 0);
     FAILS(set, 1, 0, 1);
     FAILS(set_async, 1, 0, 1, 0);
-    FAILS(stream_create, 0, 0, 0, &ptr);
+    FAILS(pointer_info, 1, &info);
+    FAILS(peer_can_access, 0, 1, &can);
+    FAILS(peer_enable, 0, 1);
+    FAILS(mem_prefetch, 1, 1, 0, 0);
+    FAILS(mem_advise, 1, 1, 0, 0);
+    return slots;
+}
+
+static size_t
+fail_streams_and_events(const gm_backend *b)
+{
+    size_t slots = 0;
+    uintptr_t handle = 7;
+    uint64_t id = 7;
+    float ms = 7.0f;
+    gm_capture_state capture = GM_CAPTURE_NONE;
+    FAILS(stream_create, 0, 0, 0, &handle);
     FAILS(stream_destroy, 1);
     FAILS(stream_query, 1);
     FAILS(stream_synchronize, 1);
     FAILS(stream_wait_event, 1, 2);
     FAILS(stream_id, 1, &id);
     FAILS(stream_capture, 1, &capture);
-    FAILS(event_create, 0, 0, &ptr);
+    FAILS(event_create, 0, 0, &handle);
     FAILS(event_destroy, 1);
     FAILS(event_record, 1, 2);
     FAILS(event_query, 1);
     FAILS(event_synchronize, 1);
     FAILS(event_elapsed, 1, 2, &ms);
-    FAILS(pointer_info, 1, &info);
-    FAILS(peer_can_access, 0, 1, &can);
-    FAILS(peer_enable, 0, 1);
-    FAILS(mem_prefetch, 1, 1, 0, 0);
-    FAILS(mem_advise, 1, 1, 0, 0);
+    return slots;
+}
+
+static size_t
+fail_virtual_memory_and_ipc(const gm_backend *b)
+{
+    size_t slots = 0, bytes = 7;
+    uintptr_t ptr = 7;
+    uint64_t id = 7;
+    gm_ipc_handle ipc = {{0}};
     FAILS(vm_granularity, 0, &bytes);
     FAILS(vm_reserve, 1, &ptr);
     FAILS(vm_unreserve, 1, 1);
@@ -225,12 +245,23 @@ TEST(fault_knows_every_slot)
     FAILS(ipc_export, 1, &ipc);
     FAILS(ipc_open, 0, &ipc, &ptr);
     FAILS(ipc_close, 1);
+    return slots;
+}
+
 #undef FAILS
+
+TEST(fault_knows_every_slot)
+{
+    pair p = open_pair();
+    size_t slots = fail_devices_and_memory(p.b) + fail_streams_and_events(p.b) +
+                   fail_virtual_memory_and_ipc(p.b);
     // All pointers of the table but name, self, close, last_error and the two texts.
-    size_t pointers = (sizeof *b - offsetof(gm_backend, name)) / sizeof(void *);
+    size_t pointers = (sizeof *p.b - offsetof(gm_backend, name)) / sizeof(void *);
     CHECK_EQ(slots, pointers - 6);
     close_pair(p);
 }
+
+/* ---- threads and forks ---- */
 
 static void *
 call_often(void *arg)
@@ -265,6 +296,77 @@ TEST(fault_counts_exactly_with_threads)
     check_counts(p.b, 8000, 3000);
     close_pair(p);
 }
+
+typedef struct endless {
+    pair p;
+    atomic_bool stop;
+} endless;
+
+/* Holds the locks of wrapper and device as often as it can. */
+static void *
+call_without_end(void *arg)
+{
+    endless *e = arg;
+    size_t bytes = 0;
+    uint64_t count = 0;
+    while (!atomic_load(&e->stop)) {
+        CHECK_EQ(gm_backend_mem_info(e->p.b, 0, &bytes, &bytes), GM_OK);
+        gm_fault_counts(e->p.b, &count, &count);
+    }
+    return NULL;
+}
+
+/* Everything that would take a lock, in a child. */
+static void
+call_in_child(pair p)
+{
+    size_t bytes = 7;
+    gm_sim_call call;
+    CHECK_EQ(gm_backend_mem_info(p.b, 0, &bytes, &bytes), GM_ERR_FORKED);
+    CHECK_EQ(bytes, 7);
+    CHECK_EQ(gm_fault_plan(p.b, "mem_info", 1, 1, GM_ERR_LIMIT), GM_ERR_FORKED);
+    check_counts(p.b, 0, 0);
+    gm_fault_clear(p.b);
+    check_ledger_is_empty(p.sim);
+    gm_sim_log_start(p.sim);
+    CHECK_EQ(gm_sim_log_count(p.sim), 0);
+    CHECK(!gm_sim_log_get(p.sim, 0, &call));
+    gm_sim_log_stop(p.sim);
+    gm_backend_close(p.b);
+    gm_backend_close(p.sim);
+}
+
+/* A lock that another thread held at the fork is held in the child for ever. */
+TEST(fault_waits_for_no_lock_in_a_forked_child)
+{
+    if (harness_under_valgrind()) {
+        SKIP("valgrind does not know that a fork can unmap");
+    }
+    endless e = {.p = open_pair()};
+    uintptr_t ptr = take(e.p.b, GM_MEM_DEVICE, 512);
+    pthread_t thread;
+    gm_process_opened();
+    CHECK_EQ(gm_fault_plan(e.p.b, "mem_info", UINT64_MAX, 1, GM_ERR_LIMIT), GM_OK);
+    CHECK_EQ(pthread_create(&thread, NULL, call_without_end, &e), 0);
+    for (int i = 0; i < 300 / harness_slowness(); i++) {
+        int status = -1;
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            (void)alarm(20);
+            call_in_child(e.p);
+            _exit(0);
+        }
+        CHECK_EQ(waitpid(child, &status, 0), child);
+        CHECK_EQ(status, 0);
+    }
+    atomic_store(&e.stop, true);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    give(e.p.b, GM_MEM_DEVICE, ptr);
+    close_pair(e.p);
+}
+
+/* ---- opening ---- */
 
 static bool
 fail_always(void *context, size_t size)

@@ -6,6 +6,8 @@
 #include "holding.h"
 #include "ledger.h"
 
+#include <time.h>
+
 typedef struct bench {
     ledger books;
     gm_pool *pool;
@@ -98,8 +100,42 @@ TEST(limit_near_the_largest_number_does_not_wrap)
     let_go(take_bytes(b.pool, (size_t)1 << 60));
     CHECK_EQ(gm_pool_release_idle(b.pool), (size_t)1 << 60);
     gm_pool_set_limit(b.pool, UNITS(1));
-    check_refused(b.pool, GM_SIZE_MAX);
+    check_refused(b.pool, GM_SIZE_MAX - ((size_t)1 << 61));
     let_go(x);
+    bench_fini(&b);
+}
+
+/* With or without a limit: the sum of all that is held can be counted, too. */
+TEST(limit_of_what_can_be_counted)
+{
+    const size_t limits[] = {0, UNITS(1), SIZE_MAX};
+    bench b;
+    holding x, h = {0};
+
+    bench_init(&b, 0);
+    x = take_bytes(b.pool, UNITS(3));
+    for (size_t i = 0; i < 3; i++) {
+        gm_pool_set_limit(b.pool, limits[i]);
+        CHECK_EQ(try_hold(b.pool, GM_SIZE_MAX, 0, &h), GM_ERR_TOO_LARGE);
+        CHECK_EQ(try_hold(b.pool, GM_SIZE_MAX - UNITS(2), 0, &h), GM_ERR_TOO_LARGE);
+    }
+    CHECK_EQ(b.books.asked, 1);
+    CHECK_EQ(try_hold(b.pool, GM_SIZE_MAX - UNITS(3), 0, &h), GM_OK);
+    CHECK_EQ(stats_of(b.pool).total_bytes, GM_SIZE_MAX);
+    let_go(h);
+    let_go(x);
+    bench_fini(&b);
+}
+
+/* What cannot fit whatever is given back costs the cache nothing. */
+TEST(limit_reclaims_nothing_in_vain)
+{
+    bench b;
+
+    bench_init(&b, UNITS(4));
+    let_go(take_bytes(b.pool, UNITS(3)));
+    check_refused(b.pool, UNITS(5));
+    CHECK_EQ(stats_of(b.pool).total_bytes, UNITS(3));
     bench_fini(&b);
 }
 
@@ -198,6 +234,52 @@ TEST(limit_counts_bytes_on_their_way_out)
     CHECK_EQ(stats_of(b.pool).out_of_memory, 1);
     CHECK_EQ(b.books.asked, 1);
     h = take_bytes(b.pool, UNITS(4)); // now they are out
+    let_go(h);
+    bench_fini(&b);
+}
+
+/* Upstream is slow to take something back; somebody is told when it begins. */
+static void
+dawdle(ledger *books, size_t size)
+{
+    struct timespec pause = {.tv_nsec = 20000000};
+
+    (void)size;
+    (void)pthread_barrier_wait(books->context);
+    (void)nanosleep(&pause, NULL);
+}
+
+static void *
+release_on_a_thread(void *context)
+{
+    bench *b = context;
+
+    CHECK_EQ(gm_pool_release_idle(b->pool), UNITS(4));
+    return NULL;
+}
+
+/* What another thread is giving back is there in a moment: worth waiting for. */
+TEST(limit_waits_for_bytes_on_their_way_out)
+{
+    bench b;
+    holding h;
+    pthread_barrier_t begun;
+    pthread_t thread;
+
+    bench_init(&b, UNITS(4));
+    let_go(take_bytes(b.pool, UNITS(4)));
+    CHECK_EQ(pthread_barrier_init(&begun, NULL, 2), 0);
+    b.books.context = &begun;
+    b.books.on_give = dawdle;
+    CHECK_EQ(pthread_create(&thread, NULL, release_on_a_thread, &b), 0);
+    (void)pthread_barrier_wait(&begun);
+    h = take_for(b.pool, UNITS(4), 1);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK_EQ(b.books.peak, UNITS(4));
+    CHECK_EQ(b.books.takes, 2);
+    CHECK_EQ(stats_of(b.pool).out_of_memory, 0);
+    (void)pthread_barrier_destroy(&begun);
+    b.books.on_give = NULL;
     let_go(h);
     bench_fini(&b);
 }

@@ -258,6 +258,21 @@ TEST(life_look_at_a_placement_takes_postponed_frees_along)
     check_gone(&b);
 }
 
+TEST(life_leaving_a_closed_pool_looks_for_postponed_frees)
+{
+    bench b;
+    holding h;
+
+    bench_init(&b);
+    h = take_bytes(b.pool, 512);
+    gm_pool_close(b.pool);
+    gm_pool_lock(b.pool);
+    let_go_elsewhere(h);
+    CHECK_EQ(b.books.ends, 0);
+    gm_pool_leave(b.pool);
+    check_gone(&b);
+}
+
 /* ---- a free that is postponed while a closed pool gives memory back ---- */
 
 static void

@@ -6,7 +6,7 @@
 #include "holding.h"
 #include "ledger.h"
 
-#include "core/gm_pool_private.h" // gm_pool_try_lock
+#include "core/gm_pool_private.h" // gm_pool_try_lock, refs
 
 #include <string.h>
 
@@ -302,6 +302,21 @@ TEST(reclaim_leaves_siblings_their_live_blocks)
     CHECK_EQ(stats_of(b.sibling).total_bytes, UNITS(4));
     let_go(part);
     let_go(h);
+    bench_fini(&b);
+}
+
+/* One whose last reference is gone, but which is still on the list. */
+TEST(reclaim_does_not_revive_a_sibling)
+{
+    bench b;
+    holding h;
+
+    bench_init(&b, UNITS(4));
+    let_go(take_bytes(b.sibling, UNITS(4)));
+    CHECK_EQ(atomic_exchange(&b.sibling->refs, 0), 1);
+    CHECK_EQ(try_hold(b.pool, UNITS(4), 0, &h), GM_ERR_OUT_OF_MEMORY);
+    CHECK_EQ(atomic_exchange(&b.sibling->refs, 1), 0);
+    CHECK_EQ(stats_of(b.sibling).total_bytes, UNITS(4));
     bench_fini(&b);
 }
 

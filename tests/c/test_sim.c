@@ -21,6 +21,8 @@ TEST(sim_options_are_checked)
         {.devices = GM_SIM_MAX_DEVICES + 1, .memory = MIB},
         {.devices = 1, .memory = 0},
         {.devices = 1, .memory = SIZE_MAX},
+        {.devices = 1, .memory = ((size_t)16 << 40) + 1},
+        {.devices = 3, .memory = ((size_t)16 << 40) / 3 + 1},
         {.devices = 1, .memory = MIB, .others = MIB + 1},
     };
     gm_backend *b = NULL;
@@ -28,6 +30,20 @@ TEST(sim_options_are_checked)
         CHECK_EQ(gm_backend_sim_open(&bad[i], &b), GM_ERR_INVALID_VALUE);
     }
     CHECK(b == NULL);
+}
+
+/* Sixteen devices of 1 TiB are the most there is, and cost nothing until used. */
+TEST(sim_is_as_large_as_it_says)
+{
+    const gm_sim_options most = {.devices = 16, .memory = (size_t)1 << 40};
+    if (harness_slowness() > 1) {
+        SKIP("a sanitizer or valgrind leaves too few addresses");
+    }
+    gm_backend *b = open_sim(most);
+    uintptr_t ptr = 0;
+    CHECK_EQ(gm_backend_mem_alloc(b, 15, GM_MEM_DEVICE, most.memory, &ptr), GM_OK);
+    CHECK_EQ(gm_backend_mem_free(b, 15, GM_MEM_DEVICE, ptr), GM_OK);
+    gm_backend_close(b);
 }
 
 TEST(sim_others_hold_their_share)

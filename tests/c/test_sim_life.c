@@ -287,10 +287,10 @@ TEST(sim_is_gone_in_a_forked_child)
         // Its parent's device memory is no address here.
         bool unmapped = write(ends[1], (void *)ptr, 1) == -1 && errno == EFAULT;
         bool refused =
-            gm_backend_mem_alloc(b, 0, GM_MEM_DEVICE, 512, &out) ==
-                GM_DEVICE_ERROR(3) &&
-            gm_backend_mem_free(b, 0, GM_MEM_DEVICE, ptr) == GM_DEVICE_ERROR(3) &&
-            gm_backend_set(b, ptr, 6, 512) == GM_DEVICE_ERROR(3) && out == 7;
+            gm_backend_mem_alloc(b, 0, GM_MEM_DEVICE, 512, &out) == GM_ERR_FORKED &&
+            gm_backend_mem_free(b, 0, GM_MEM_DEVICE, ptr) == GM_ERR_FORKED &&
+            gm_backend_set(b, ptr, 6, 512) == GM_ERR_FORKED && out == 7 &&
+            read_ledger(b).allocations == 0;
         gm_backend_close(b);
         // A device of its own it may have.
         const gm_sim_options options = {.devices = 1, .memory = 2 * MIB};
