@@ -12,55 +12,69 @@ simulated device in tests.
 """
 
 try:
-    import gpumem._core as _core
-except ModuleNotFoundError:
+    from gpumem._core import get_backend
+except ModuleNotFoundError:  # a source tree that was not built, see _source_tree
     from gpumem._source_tree import use_installed
 
     use_installed(__path__)
-    import gpumem._core as _core
+    from gpumem._core import get_backend
 
 from gpumem._config import show_config
 from gpumem._core import (
     BaseMemory,
     BaseStream,
+    CFunctionAllocator,
+    CFunctionAllocatorMemory,
     CUDARuntimeError,
     Device,
     Event,
     ExternalStream,
+    ManagedMemory,
     Memory,
     MemoryPointer,
     MemoryPool,
     OutOfMemoryError,
     PooledMemory,
+    PythonFunctionAllocator,
+    PythonFunctionAllocatorMemory,
     SingleDeviceMemoryPool,
     Stream,
+    UnownedMemory,
     alloc,
     get_allocator,
-    get_backend,
     get_current_stream,
     get_device_count,
     get_device_id,
     get_elapsed_time,
     malloc,
+    malloc_managed,
     set_allocator,
 )
+from gpumem._memory_hook import MemoryHook
 from gpumem._scope import using_allocator
 from gpumem._version import __version__
 
 __all__ = [
     "BaseMemory",
     "BaseStream",
+    "CFunctionAllocator",
+    "CFunctionAllocatorMemory",
     "CUDARuntimeError",
     "Device",
     "Event",
     "ExternalStream",
+    "ManagedMemory",
     "Memory",
+    "MemoryHook",
     "MemoryPointer",
     "MemoryPool",
     "OutOfMemoryError",
     "PooledMemory",
+    "PythonFunctionAllocator",
+    "PythonFunctionAllocatorMemory",
     "SingleDeviceMemoryPool",
     "Stream",
+    "UnownedMemory",
     "__version__",
     "alloc",
     "get_allocator",
@@ -70,9 +84,8 @@ __all__ = [
     "get_device_id",
     "get_elapsed_time",
     "malloc",
+    "malloc_managed",
     "set_allocator",
     "show_config",
     "using_allocator",
 ]
-
-del _core

@@ -8,9 +8,9 @@ the device's memory besides.
 import re
 from fractions import Fraction
 
-from gpumem import _core
+from gpumem._core import _SIZE_FORMS, _parse_size
 
-LIMIT_FORMS = f"{_core._SIZE_FORMS}, or a share of the device's memory as 50%"
+LIMIT_FORMS = f"{_SIZE_FORMS}, or a share of the device's memory as 50%"
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _PERCENT = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?) ?%")
@@ -28,7 +28,7 @@ def parse_limit(text: str) -> dict[str, int | float]:
             )
         return {"fraction": float(share)}
     try:
-        return {"size": _core._parse_size(text)}
+        return {"size": _parse_size(text)}
     except OverflowError as error:
         raise ValueError(str(error)) from error
     except ValueError as error:

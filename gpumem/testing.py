@@ -19,7 +19,11 @@ __all__ = [
     "fail",
     "last_error",
     "ledger",
+    "parse_limit",
     "placement",
+    "round_size",
+    "set_peer",
+    "unit_size",
 ]
 
 
@@ -132,3 +136,31 @@ def fail(
 def last_error() -> int:
     """Returns the code in the calling thread's last-error slot, 0 when it is clean."""
     return _core._last_error()
+
+
+unit_size = 512
+"""Bytes that every block's size is a multiple of."""
+
+
+def round_size(size: int) -> int:
+    """Returns `size` rounded up to whole units, which is what a pool hands out."""
+    return -(-size // unit_size) * unit_size
+
+
+def parse_limit(text: str | None = None) -> dict[str, int | float | None]:
+    """Returns what a limit as text says, as the arguments of MemoryPool.set_limit.
+
+    Args:
+        text (str): a size ("8GiB") or a percentage ("70.5%"); what the environment sets
+            if None.
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    return _core._parse_limit(text)
+
+
+def set_peer(device: int, peer: int, can: bool) -> None:
+    """Says whether a simulated device can reach another's memory directly; all can
+    until told otherwise. What was enabled is forgotten."""
+    _core._sim_set_peer(device, peer, can)

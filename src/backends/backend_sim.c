@@ -66,6 +66,10 @@ static const struct {
     {SIM_CODE_INVALID_VALUE, "cudaErrorInvalidValue", "invalid argument"},
     {SIM_CODE_OUT_OF_MEMORY, "cudaErrorMemoryAllocation", "out of memory"},
     {SIM_CODE_INVALID_DEVICE, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {SIM_CODE_PEER_UNSUPPORTED, "cudaErrorPeerAccessUnsupported",
+     "peer access is not supported between these two devices"},
+    {SIM_CODE_TOO_MANY_PEERS, "cudaErrorTooManyPeers",
+     "peer mapping resources exhausted"},
     {SIM_CODE_INVALID_HANDLE, "cudaErrorInvalidResourceHandle",
      "invalid resource handle"},
     {SIM_CODE_NOT_READY, "cudaErrorNotReady", "device not ready"},
@@ -511,6 +515,78 @@ slot_pointer_info(void *self, uintptr_t ptr, gm_pointer_info *info)
     return leave(sim, "pointer_info", 0, ptr, 0, GM_OK);
 }
 
+/* ---- peers ---- */
+
+static gm_status
+slot_peer_can_access(void *self, int device, int peer, bool *can)
+{
+    gm_sim *sim = self;
+    gm_status status = enter(sim);
+    if (status != GM_OK) {
+        return status;
+    }
+    if (sim_has_device(sim, device) && sim_has_device(sim, peer)) {
+        *can = sim_peer_possible(sim, device, peer);
+    }
+    else {
+        status = GM_ERR_INVALID_DEVICE;
+    }
+    return leave(sim, "peer_can_access", device, (uint64_t)peer, 0, status);
+}
+
+static gm_status
+slot_peer_enable(void *self, int device, int peer)
+{
+    gm_sim *sim = self;
+    gm_status status = enter(sim);
+    if (status != GM_OK) {
+        return status;
+    }
+    status = sim_has_device(sim, device) && sim_has_device(sim, peer) && device != peer
+                 ? sim_peer_enable(sim, device, peer)
+                 : GM_ERR_INVALID_DEVICE;
+    return leave(sim, "peer_enable", device, (uint64_t)peer, 0, status);
+}
+
+/* ---- managed memory ---- */
+
+/* Its pages are the host's, so there is nothing to move: only the order in the stream.
+ */
+static gm_status
+slot_mem_prefetch(void *self, uintptr_t ptr, size_t size, int device, gm_stream handle)
+{
+    gm_sim *sim = self;
+    sim_stream *stream = NULL;
+    gm_status status = enter(sim);
+    if (status != GM_OK) {
+        return status;
+    }
+    status = sim_stream_find(sim, handle, &stream);
+    if (status == GM_OK) {
+        status = sim_check_managed(sim, ptr, size, device);
+    }
+    return leave(sim, "mem_prefetch", device, ptr, size, status);
+}
+
+enum {
+    ADVICE_FIRST = 1, // cudaMemAdviseSetReadMostly
+    ADVICE_LAST = 6,  // cudaMemAdviseUnsetAccessedBy
+};
+
+static gm_status
+slot_mem_advise(void *self, uintptr_t ptr, size_t size, int advice, int device)
+{
+    gm_sim *sim = self;
+    gm_status status = enter(sim);
+    if (status != GM_OK) {
+        return status;
+    }
+    status = advice >= ADVICE_FIRST && advice <= ADVICE_LAST
+                 ? sim_check_managed(sim, ptr, size, device)
+                 : GM_DEVICE_ERROR(SIM_CODE_INVALID_VALUE);
+    return leave(sim, "mem_advise", device, ptr, size, status);
+}
+
 /* ---- the table ---- */
 
 /* Slots that are not here: last_error, because a failed slot leaves nothing behind;
@@ -550,4 +626,8 @@ const gm_backend sim_slots = {
     .event_synchronize = slot_event_synchronize,
     .event_elapsed = slot_event_elapsed,
     .pointer_info = slot_pointer_info,
+    .peer_can_access = slot_peer_can_access,
+    .peer_enable = slot_peer_enable,
+    .mem_prefetch = slot_mem_prefetch,
+    .mem_advise = slot_mem_advise,
 };

@@ -62,6 +62,11 @@ typedef struct gm_sim_ledger {
 } gm_sim_ledger;
 void gm_sim_read_ledger(const gm_backend *b, gm_sim_ledger *out);
 
+/* Whether `device` can reach `peer`'s memory directly; all can until told otherwise,
+ * each at most GM_SIM_MAX_PEERS at a time. */
+#define GM_SIM_MAX_PEERS 8
+void gm_sim_set_peer(const gm_backend *b, int device, int peer, bool can);
+
 /* The call log: one entry a slot call that reached the device, oldest first, kept only
  * while switched on. Fields that a call does not have are 0. */
 typedef struct gm_sim_call {

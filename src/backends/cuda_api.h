@@ -166,6 +166,10 @@ gm_status cuda_event_synchronize(void *self, gm_event event);
 gm_status cuda_event_elapsed(void *self, gm_event start, gm_event end, float *ms);
 
 gm_status cuda_pointer_info(void *self, uintptr_t ptr, gm_pointer_info *info);
+gm_status
+cuda_mem_prefetch(void *self, uintptr_t ptr, size_t size, int device, gm_stream stream);
+gm_status
+cuda_mem_advise(void *self, uintptr_t ptr, size_t size, int advice, int device);
 gm_status cuda_peer_can_access(void *self, int device, int peer, bool *can);
 gm_status cuda_peer_enable(void *self, int device, int peer);
 

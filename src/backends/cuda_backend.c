@@ -68,6 +68,8 @@ static gm_backend opened_table = {
     .event_elapsed = cuda_event_elapsed,
 
     .pointer_info = cuda_pointer_info,
+    .mem_prefetch = cuda_mem_prefetch,
+    .mem_advise = cuda_mem_advise,
     .peer_can_access = cuda_peer_can_access,
     .peer_enable = cuda_peer_enable,
 };

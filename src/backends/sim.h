@@ -8,6 +8,7 @@
  *   sim_thread.c   what each thread has: current device, its own default streams
  *   sim_stream.c   streams, their queues, and the rule by which queued work runs
  *   sim_event.c    events
+ *   sim_peer.c     which device reaches which other's memory
  *   sim_log.c      the call log and the ledger
  *   sim_instance.c opening, closing, references
  *   backend_sim.c  the table: locks, calls the above, logs, unlocks
@@ -31,8 +32,10 @@ enum {
     SIM_CODE_INVALID_VALUE = 1,
     SIM_CODE_OUT_OF_MEMORY = 2,
     SIM_CODE_INVALID_DEVICE = 101,
+    SIM_CODE_PEER_UNSUPPORTED = 217,
     SIM_CODE_INVALID_HANDLE = 400,
     SIM_CODE_NOT_READY = 600,
+    SIM_CODE_TOO_MANY_PEERS = 711,
 };
 
 typedef struct sim_range sim_range;
@@ -237,6 +240,17 @@ gm_status sim_event_synchronize(gm_sim *sim, gm_event handle);
 gm_status sim_event_elapsed(gm_sim *sim, gm_event start, gm_event end, float *ms);
 void sim_events_fini(gm_sim *sim);
 
+/* ---- sim_peer.c ---- */
+
+typedef struct sim_peer {
+    bool possible;
+    bool enabled;
+} sim_peer;
+
+void sim_peers_init(gm_sim *sim);
+bool sim_peer_possible(const gm_sim *sim, int device, int peer);
+gm_status sim_peer_enable(gm_sim *sim, int device, int peer);
+
 /* ---- sim_memory.c ---- */
 
 gm_status sim_memory_init(gm_sim *sim, const gm_sim_options *options);
@@ -257,6 +271,9 @@ bool sim_range_usable(const gm_sim *sim, uintptr_t ptr, size_t size, bool host);
 gm_status sim_check_copy(
     gm_sim *sim, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind);
 gm_status sim_check_set(gm_sim *sim, uintptr_t dst, size_t size);
+
+/* Checks a range of managed memory and a place for it: a device, or the host as -1. */
+gm_status sim_check_managed(gm_sim *sim, uintptr_t ptr, size_t size, int device);
 
 /* ---- sim_log.c ---- */
 
@@ -288,7 +305,8 @@ struct gm_sim {
     int device_count; // 0 once closed: then only thread records are left
     size_t device_memory;
     sim_device devices[GM_SIM_MAX_DEVICES];
-    sim_window host; // pinned and managed memory
+    sim_window host;                                        // pinned and managed memory
+    sim_peer peers[GM_SIM_MAX_DEVICES][GM_SIM_MAX_DEVICES]; // device, then peer
 
     sim_table streams;
     sim_table events;

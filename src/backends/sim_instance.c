@@ -100,6 +100,7 @@ gm_backend_sim_open(const gm_sim_options *options, gm_backend **out)
     }
     sim->release_at_once = options->release_at_once;
     sim->device_count = options->devices;
+    sim_peers_init(sim);
     gm_status status = sim_memory_init(sim, options);
     for (int device = 0; status == GM_OK && device < options->devices; device++) {
         sim->devices[device].legacy = sim_stream_new(sim, device, true);

@@ -213,3 +213,17 @@ sim_check_set(gm_sim *sim, uintptr_t dst, size_t size)
 {
     return sim_range_usable(sim, dst, size, false) ? GM_OK : sim_bad_value(sim);
 }
+
+gm_status
+sim_check_managed(gm_sim *sim, uintptr_t ptr, size_t size, int device)
+{
+    const sim_range *range = find_range(sim, ptr);
+
+    if (device != -1 && !sim_has_device(sim, device)) {
+        return GM_ERR_INVALID_DEVICE;
+    }
+    return range != NULL && range->kind == GM_MEM_MANAGED &&
+                   sim_range_usable(sim, ptr, size, false)
+               ? GM_OK
+               : sim_bad_value(sim);
+}

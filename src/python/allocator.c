@@ -16,7 +16,8 @@
 static PyObject *
 current_allocator(gmpy_state *st)
 {
-    PyObject *allocator = gmpy_this_thread.allocator;
+    const gmpy_thread *thread = gmpy_settings(st);
+    PyObject *allocator = thread ? thread->allocator : NULL;
 
     if (allocator) {
         return Py_NewRef(allocator);

@@ -79,7 +79,7 @@ pool_malloc_slow(gmpy_state *st,
 static PyObject *
 empty_pointer(gmpy_state *st, int device)
 {
-    PyObject *mem = gmpy_memory_new(st, 0);
+    PyObject *mem = gmpy_owned_memory_new(st, GM_MEM_DEVICE, 0);
 
     if (!mem) {
         return NULL;
@@ -88,8 +88,8 @@ empty_pointer(gmpy_state *st, int device)
     return gmpy_pointer_new(st, mem, 0, device);
 }
 
-PyObject *
-gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
+static PyObject *
+pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
 {
     const gm_request request = {.size = size, .key = gmpy_current_key(st, device)};
     gm_block *block;
@@ -108,6 +108,41 @@ gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
         return NULL;
     }
     return gmpy_pointer_new(st, mem, ((gmpy_base_memory *)mem)->ptr, device);
+}
+
+/* The same with the thread's hooks called before and after. */
+GM_COLD static PyObject *
+pool_malloc_hooked(gmpy_state *st, gm_pool *pool, int device, size_t size)
+{
+    PyObject *hooks = gmpy_hooks_snapshot(st);
+    size_t rounded = size <= GM_SIZE_MAX ? gm_size_round(size) : size;
+    gmpy_hook_event event = {
+        .device = device, .has_size = true, .size = size, .mem_size = rounded};
+    PyObject *result = NULL;
+
+    if (!hooks) {
+        return NULL;
+    }
+    if (gmpy_hooks_call(hooks, "malloc_preprocess", &event) == 0) {
+        result = pool_malloc(st, pool, device, size);
+    }
+    event.has_ptr = event.has_id = true;
+    if (result) {
+        event.mem_ptr = ((gmpy_pointer *)result)->ptr;
+        event.pmem = ((gmpy_pointer *)result)->mem;
+    }
+    if (gmpy_hooks_call(hooks, "malloc_postprocess", &event) < 0) {
+        gmpy_drop(&result);
+    }
+    Py_DECREF(hooks);
+    return result;
+}
+
+PyObject *
+gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
+{
+    return GM_LIKELY(!gmpy_hooks(st)) ? pool_malloc(st, pool, device, size)
+                                      : pool_malloc_hooked(st, pool, device, size);
 }
 
 int
@@ -246,49 +281,6 @@ pool_free_all_free(PyObject *self, PyObject *Py_UNUSED(ignored))
 
 /* ---- the limit ---- */
 
-static int
-limit_from_size(PyObject *arg, size_t *out)
-{
-    if (gmpy_as_size(arg, "size", out) < 0) {
-        if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
-            PyErr_Clear();
-            PyErr_Format(PyExc_ValueError, "size must be from 0 to 2**64-1, not %S",
-                         arg);
-        }
-        return -1;
-    }
-    return 0;
-}
-
-static int
-limit_from_fraction(gmpy_state *st, int device, PyObject *arg, size_t *out)
-{
-    double fraction = PyFloat_AsDouble(arg);
-    size_t free_bytes = 0;
-    size_t total_bytes = 0;
-    gm_status status;
-
-    if (fraction == -1.0 && PyErr_Occurred()) {
-        return -1;
-    }
-    if (!(fraction >= 0.0 && fraction <= 1.0)) { // NaN fails both
-        PyErr_Format(PyExc_ValueError, "fraction must be from 0 to 1, not %R", arg);
-        return -1;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    status = gm_backend_mem_info(st->backend, device, &free_bytes, &total_bytes);
-    Py_END_ALLOW_THREADS
-    if (status != GM_OK) {
-        gmpy_raise(st, status, "asking for the device's memory");
-        return -1;
-    }
-    *out = (size_t)(fraction * (double)total_bytes);
-    if (*out == 0 && fraction > 0.0) {
-        *out = 1; // 0 would be no limit
-    }
-    return 0;
-}
-
 static PyObject *
 pool_set_limit(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -296,24 +288,13 @@ pool_set_limit(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
         "set_limit", 2, 0, 2, {"size", "fraction"}};
     gmpy_any_pool *self = (gmpy_any_pool *)op;
     PyObject *given[2];
-    bool by_size;
-    bool by_fraction;
-    size_t limit = 0;
+    size_t limit;
     gm_pool *pool;
     int device;
 
-    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0) {
-        return NULL;
-    }
-    by_size = given[0] && given[0] != Py_None;
-    by_fraction = given[1] && given[1] != Py_None;
-    if (by_size && by_fraction) {
-        PyErr_SetString(PyExc_ValueError, "give size or fraction, not both");
-        return NULL;
-    }
-    if (self->find(self, true, &pool, &device) < 0 ||
-        (by_size && limit_from_size(given[0], &limit) < 0) ||
-        (by_fraction && limit_from_fraction(self->st, device, given[1], &limit) < 0)) {
+    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
+        self->find(self, true, &pool, &device) < 0 ||
+        gmpy_as_limit(self->st, device, given[0], given[1], &limit) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS

@@ -24,6 +24,35 @@ device_id_of(PyObject *op)
 }
 
 int
+gmpy_device_enter(gmpy_state *st, int id, int *before)
+{
+    const gm_backend *backend = gmpy_backend(st);
+    gm_status status;
+
+    if (!backend) {
+        return -1;
+    }
+    status = gm_backend_device_get(backend, before);
+    if (status == GM_OK && *before != id) {
+        status = gm_backend_device_set(backend, id);
+    }
+    if (status != GM_OK) {
+        gmpy_raise(st, status, "making a device current");
+        return -1;
+    }
+    return 0;
+}
+
+void
+gmpy_device_leave(gmpy_state *st, int id, int before)
+{
+    if (id != before) {
+        /* It was current a moment ago; failing to return there has no remedy. */
+        (void)gm_backend_device_set(st->backend, before);
+    }
+}
+
+int
 gmpy_use_device(gmpy_state *st, int id)
 {
     const gm_backend *backend = gmpy_backend(st);

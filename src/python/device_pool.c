@@ -71,11 +71,13 @@ static int
 device_pool_open(gmpy_device_pool *self, int device, PyObject *callable)
 {
     PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &gmpy_module_def);
+    size_t limit;
 
-    if (!module ||
+    if (!module || gmpy_default_limit(self->any.st, device, &limit) < 0 ||
         gmpy_pool_new(self->any.st, module, device, callable, &self->pool) < 0) {
         return -1;
     }
+    (void)gm_pool_set_limit(self->pool, limit); // not forked: it was just made
     self->device = device;
     gmpy_upstream_of(self->pool)->object = (PyObject *)self;
     return 0;
@@ -139,6 +141,22 @@ device_pool_clear(PyObject *op)
         gm_pool_close(pool);
     }
     return 0;
+}
+
+/* Before the collector takes a cycle apart, so that what frees its memory still works.
+ */
+static void
+device_pool_finalize(PyObject *op)
+{
+    gm_pool *pool = ((gmpy_device_pool *)op)->pool;
+    GMPY_TAKE_ERROR(pending);
+
+    if (pool && !gm_process_is_frozen()) {
+        Py_BEGIN_ALLOW_THREADS(void)
+        gm_pool_release_idle(pool);
+        Py_END_ALLOW_THREADS
+    }
+    GMPY_GIVE_ERROR(pending);
 }
 
 static void
@@ -268,15 +286,11 @@ static PyMemberDef device_pool_members[] = {
 };
 
 static PyType_Slot device_pool_slots[] = {
-    {Py_tp_doc, (void *)device_pool_doc},
-    {Py_tp_new, device_pool_new},
-    {Py_tp_init, device_pool_init},
-    {Py_tp_dealloc, device_pool_dealloc},
-    {Py_tp_traverse, device_pool_traverse},
-    {Py_tp_clear, device_pool_clear},
-    {Py_tp_methods, device_pool_methods},
-    {Py_tp_members, device_pool_members},
-    {0, NULL},
+    {Py_tp_doc, (void *)device_pool_doc},   {Py_tp_new, device_pool_new},
+    {Py_tp_init, device_pool_init},         {Py_tp_dealloc, device_pool_dealloc},
+    {Py_tp_finalize, device_pool_finalize}, {Py_tp_traverse, device_pool_traverse},
+    {Py_tp_clear, device_pool_clear},       {Py_tp_methods, device_pool_methods},
+    {Py_tp_members, device_pool_members},   {0, NULL},
 };
 
 static PyType_Spec device_pool_spec = {

@@ -363,6 +363,15 @@ gmpy_error_is_shortage(gmpy_state *st)
 }
 
 void
+gmpy_drop(PyObject **place)
+{
+    GMPY_TAKE_ERROR(pending);
+
+    Py_CLEAR(*place);
+    GMPY_GIVE_ERROR(pending);
+}
+
+void
 gmpy_unraisable(gmpy_state *st, gm_status status, const char *what)
 {
     GMPY_TAKE_ERROR(pending);

@@ -16,13 +16,6 @@
 
 #include "core/gm_process.h" // gm_process_is_frozen
 
-typedef struct memory {
-    gmpy_base_memory base;
-    gmpy_state *st;
-    uintptr_t owned;  // what the device gave; 0 for none
-    int owned_device; // which device that was
-} memory;
-
 /* ---- BaseMemory ---- */
 
 PyDoc_STRVAR(base_memory_doc,
@@ -144,6 +137,108 @@ static PyType_Spec base_memory_spec = {
     .slots = base_memory_slots,
 };
 
+/* ---- memory of the device's own kinds ---- */
+
+/* Gives back what is held, if anything. Keeps the pending exception. */
+static void
+owned_memory_release(gmpy_owned_memory *mem)
+{
+    uintptr_t owned = mem->owned;
+    gm_status status;
+
+    mem->owned = 0;
+    if (!owned || !mem->base.ptr || gm_process_is_frozen()) {
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = gm_backend_mem_free(mem->st->backend, mem->owned_device, mem->kind, owned);
+    Py_END_ALLOW_THREADS
+    if (status != GM_OK) {
+        gmpy_unraisable(mem->st, status, "freeing device memory");
+    }
+}
+
+static int
+owned_memory_take(gmpy_owned_memory *mem, gmpy_state *st, gm_mem_kind kind, size_t size)
+{
+    const gm_backend *backend = gmpy_backend(st);
+    uintptr_t ptr = 0;
+    gm_status status;
+    int device;
+
+    if (!backend) {
+        return -1;
+    }
+    if (gm_process_is_forked()) {
+        gmpy_raise(st, GM_ERR_FORKED, "allocating device memory");
+        return -1;
+    }
+    device = gmpy_current_device(st);
+    if (device < 0) {
+        return -1;
+    }
+    if (size > 0) {
+        Py_BEGIN_ALLOW_THREADS
+        status = gm_backend_mem_alloc(backend, device, kind, size, &ptr);
+        Py_END_ALLOW_THREADS
+        if (status != GM_OK) {
+            gmpy_raise(st, status, "allocating device memory");
+            return -1;
+        }
+    }
+    mem->st = st;
+    mem->kind = kind;
+    mem->owned = ptr;
+    mem->owned_device = device;
+    mem->base.ptr = ptr;
+    mem->base.size = size;
+    mem->base.device_id = device;
+    return 0;
+}
+
+int
+gmpy_owned_memory_init(PyObject *self,
+                       const gmpy_signature *signature,
+                       gm_mem_kind kind,
+                       PyObject *args,
+                       PyObject *kwargs)
+{
+    gmpy_owned_memory *mem = (gmpy_owned_memory *)self;
+    PyObject *given[1];
+    size_t size;
+
+    if (gmpy_unpack_init(signature, args, kwargs, given) < 0 ||
+        gmpy_as_size(given[0], "size", &size) < 0) {
+        return -1;
+    }
+    if (mem->st) {
+        PyErr_Format(PyExc_RuntimeError, "a %s is initialized once",
+                     signature->function);
+        return -1;
+    }
+    return owned_memory_take(mem, gmpy_state_of(self), kind, size);
+}
+
+void
+gmpy_owned_memory_dealloc(PyObject *self)
+{
+    owned_memory_release((gmpy_owned_memory *)self);
+    base_memory_dealloc(self);
+}
+
+PyObject *
+gmpy_owned_memory_new(gmpy_state *st, gm_mem_kind kind, size_t size)
+{
+    PyTypeObject *type =
+        gmpy_type(kind == GM_MEM_MANAGED ? st->ManagedMemoryType : st->MemoryType);
+    PyObject *self = type->tp_alloc(type, 0);
+
+    if (self && owned_memory_take((gmpy_owned_memory *)self, st, kind, size) < 0) {
+        Py_CLEAR(self);
+    }
+    return self;
+}
+
 /* ---- Memory ---- */
 
 PyDoc_STRVAR(
@@ -167,115 +262,26 @@ PyDoc_STRVAR(
 
 static const gmpy_signature memory_signature = {"Memory", 1, 1, 1, {"size"}};
 
-/* Gives back what a Memory holds, if anything. Keeps the pending exception. */
-static void
-memory_release(memory *mem)
-{
-    uintptr_t owned = mem->owned;
-    gm_status status;
-
-    mem->owned = 0;
-    if (!owned || !mem->base.ptr || gm_process_is_frozen()) {
-        return;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    status =
-        gm_backend_mem_free(mem->st->backend, mem->owned_device, GM_MEM_DEVICE, owned);
-    Py_END_ALLOW_THREADS
-    if (status != GM_OK) {
-        gmpy_unraisable(mem->st, status, "freeing device memory");
-    }
-}
-
-static int
-memory_take(memory *mem, gmpy_state *st, size_t size)
-{
-    const gm_backend *backend = gmpy_backend(st);
-    uintptr_t ptr = 0;
-    gm_status status;
-    int device;
-
-    if (!backend) {
-        return -1;
-    }
-    status = gm_process_status();
-    if (status == GM_ERR_FORKED) {
-        gmpy_raise(st, status, "allocating device memory");
-        return -1;
-    }
-    device = gmpy_current_device(st);
-    if (device < 0) {
-        return -1;
-    }
-    if (size > 0) {
-        Py_BEGIN_ALLOW_THREADS
-        status = gm_backend_mem_alloc(backend, device, GM_MEM_DEVICE, size, &ptr);
-        Py_END_ALLOW_THREADS
-        if (status != GM_OK) {
-            gmpy_raise(st, status, "allocating device memory");
-            return -1;
-        }
-    }
-    mem->st = st;
-    mem->owned = ptr;
-    mem->owned_device = device;
-    mem->base.ptr = ptr;
-    mem->base.size = size;
-    mem->base.device_id = device;
-    return 0;
-}
-
 static int
 memory_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    memory *mem = (memory *)self;
-    PyObject *given[1];
-    size_t size;
-
-    if (gmpy_unpack_init(&memory_signature, args, kwargs, given) < 0 ||
-        gmpy_as_size(given[0], "size", &size) < 0) {
-        return -1;
-    }
-    if (mem->st) {
-        PyErr_SetString(PyExc_RuntimeError, "a Memory is initialized once");
-        return -1;
-    }
-    return memory_take(mem, gmpy_state_of(self), size);
-}
-
-static void
-memory_dealloc(PyObject *self)
-{
-    memory_release((memory *)self);
-    base_memory_dealloc(self);
+    return gmpy_owned_memory_init(self, &memory_signature, GM_MEM_DEVICE, args, kwargs);
 }
 
 static PyType_Slot memory_slots[] = {
     {Py_tp_doc, (void *)memory_doc},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, memory_init},
-    {Py_tp_dealloc, memory_dealloc},
+    {Py_tp_dealloc, gmpy_owned_memory_dealloc},
     {0, NULL},
 };
 
 static PyType_Spec memory_spec = {
     .name = "gpumem.Memory",
-    .basicsize = sizeof(memory),
+    .basicsize = sizeof(gmpy_owned_memory),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = memory_slots,
 };
-
-PyObject *
-gmpy_memory_new(gmpy_state *st, size_t size)
-{
-    PyTypeObject *type = gmpy_type(st->MemoryType);
-    PyObject *self = type->tp_alloc(type, 0);
-
-    if (self && memory_take((memory *)self, st, size) < 0) {
-        Py_CLEAR(self);
-    }
-    return self;
-}
 
 /* ---- malloc ---- */
 
@@ -306,19 +312,13 @@ memory_malloc(PyObject *module,
 {
     gmpy_state *st = gmpy_state_of_module(module);
     PyObject *given[1];
-    PyObject *mem;
     size_t size;
 
     if (gmpy_unpack(&malloc_signature, args, nargs, kwnames, given) < 0 ||
         gmpy_as_size(given[0], "size", &size) < 0) {
         return NULL;
     }
-    mem = gmpy_memory_new(st, size);
-    if (!mem) {
-        return NULL;
-    }
-    return gmpy_pointer_new(st, mem, ((gmpy_base_memory *)mem)->ptr,
-                            ((gmpy_base_memory *)mem)->device_id);
+    return gmpy_pointer_to_new(st, gmpy_owned_memory_new(st, GM_MEM_DEVICE, size));
 }
 
 PyMethodDef gmpy_memory_methods[] = {

@@ -44,7 +44,8 @@ is_leaf_memory(const gmpy_state *st, const PyObject *mem)
 {
     PyObject *type = (PyObject *)Py_TYPE(mem);
 
-    return type == st->PooledMemoryType || type == st->MemoryType;
+    return type == st->PooledMemoryType || type == st->MemoryType ||
+           type == st->ManagedMemoryType;
 }
 
 static PyObject *
@@ -80,6 +81,14 @@ gmpy_pointer_new(gmpy_state *st, PyObject *mem, uintptr_t ptr, int device_id)
         PyObject_GC_Track(self);
     }
     return (PyObject *)self;
+}
+
+PyObject *
+gmpy_pointer_to_new(gmpy_state *st, PyObject *mem)
+{
+    const gmpy_base_memory *base = (const gmpy_base_memory *)mem;
+
+    return mem ? gmpy_pointer_new(st, mem, base->ptr, base->device_id) : NULL;
 }
 
 static int

@@ -25,6 +25,10 @@
 #define GMPY_STATE_OBJECTS(X)                                                          \
     X(BaseMemoryType)                                                                  \
     X(MemoryType)                                                                      \
+    X(ManagedMemoryType)                                                               \
+    X(UnownedMemoryType)                                                               \
+    X(CFunctionAllocatorMemoryType)                                                    \
+    X(PythonFunctionAllocatorMemoryType)                                               \
     X(PooledMemoryType)                                                                \
     X(MemoryPointerType)                                                               \
     X(BasePoolType)                                                                    \
@@ -61,7 +65,7 @@ typedef struct gmpy_state {
     gm_backend *sim;           // NULL unless the simulated device is in use
     gm_backend *fault;         // the wrapper around it that injects failures
     int device_count;          // 0 until first use
-    bool streams_used;         // some thread made a stream current, or may have
+    bool settings_used;        // some thread has settings of its own (thread.c)
     gmpy_freelist pointers;    // MemoryPointer objects for reuse
     gmpy_freelist handles;     // PooledMemory objects for reuse
 #ifdef Py_GIL_DISABLED
@@ -133,6 +137,9 @@ bool gmpy_error_is_shortage(gmpy_state *st);
 
 /* Reports a failure inside a destructor: to sys.unraisablehook, never raised. */
 void gmpy_unraisable(gmpy_state *st, gm_status status, const char *what);
+
+/* Drops *place, if it is not NULL, without touching the pending exception. */
+void gmpy_drop(PyObject **place);
 
 /* ---- args.c ---- */
 
@@ -228,6 +235,7 @@ typedef struct gmpy_current {
 typedef struct gmpy_thread {
     gmpy_current *currents; // one a device
     PyObject *allocator;    // the scoped allocator, borrowed
+    PyObject *hooks;        // dictionary of memory hooks, borrowed; NULL for none
     PyObject *settings;     // the object that owns all this, borrowed
 } gmpy_thread;
 
@@ -235,15 +243,31 @@ extern _Thread_local gmpy_thread gmpy_this_thread;
 
 int gmpy_thread_init(PyObject *module, gmpy_state *st);
 
+/* The calling thread's settings; NULL where no thread ever had any, which is so in most
+ * programs and spares them looking. */
+static inline const gmpy_thread *
+gmpy_settings(const gmpy_state *st)
+{
+    return __atomic_load_n(&st->settings_used, __ATOMIC_RELAXED) ? &gmpy_this_thread
+                                                                 : NULL;
+}
+
 static inline gm_stream_key
 gmpy_current_key(const gmpy_state *st, int device)
 {
-    /* Most programs use the default stream alone and are spared the thread's settings.
-     */
-    bool used = __atomic_load_n(&st->streams_used, __ATOMIC_RELAXED);
-    const gmpy_current *currents = used ? gmpy_this_thread.currents : NULL;
+    const gmpy_thread *thread = gmpy_settings(st);
 
-    return currents ? currents[device].key : GM_STREAM_KEY_DEFAULT;
+    return thread && thread->currents ? thread->currents[device].key
+                                      : GM_STREAM_KEY_DEFAULT;
+}
+
+/* The calling thread's memory hooks, a dictionary: borrowed. NULL for none. */
+static inline PyObject *
+gmpy_hooks(const gmpy_state *st)
+{
+    const gmpy_thread *thread = gmpy_settings(st);
+
+    return thread ? thread->hooks : NULL;
 }
 
 static inline gm_stream
@@ -275,6 +299,11 @@ int gmpy_pop_device(gmpy_state *st, PyObject *entered);
 int gmpy_push_allocator(gmpy_state *st, PyObject *allocator, PyObject *entered);
 int gmpy_pop_allocator(PyObject *entered);
 
+/* Adds a memory hook to the calling thread's, or removes one. KeyError where there is
+ * one of that name, or none. 0 or -1. */
+int gmpy_add_hook(gmpy_state *st, PyObject *name, PyObject *hook);
+int gmpy_remove_hook(PyObject *name);
+
 /* ---- memory.c ---- */
 
 typedef struct gmpy_base_memory {
@@ -287,10 +316,49 @@ typedef struct gmpy_base_memory {
 
 int gmpy_memory_init(PyObject *module, gmpy_state *st);
 
-/* A Memory of `size` bytes on the current device: new reference. */
-PyObject *gmpy_memory_new(gmpy_state *st, size_t size);
+/* Memory taken from the device as it is: Memory, ManagedMemory. What is freed is what
+ * was taken, whatever Python wrote into the base since, and only while ptr is not 0. */
+typedef struct gmpy_owned_memory {
+    gmpy_base_memory base;
+    gmpy_state *st;  // NULL until initialized
+    uintptr_t owned; // what the device gave; 0 for none
+    int owned_device;
+    gm_mem_kind kind;
+} gmpy_owned_memory;
+
+/* Their tp_init and tp_dealloc. */
+int gmpy_owned_memory_init(PyObject *self,
+                           const gmpy_signature *signature,
+                           gm_mem_kind kind,
+                           PyObject *args,
+                           PyObject *kwargs);
+void gmpy_owned_memory_dealloc(PyObject *self);
+
+/* A Memory or ManagedMemory of the current device: new reference. */
+PyObject *gmpy_owned_memory_new(gmpy_state *st, gm_mem_kind kind, size_t size);
 
 extern PyMethodDef gmpy_memory_methods[];
+
+/* ---- managed_memory.c, unowned_memory.c ---- */
+
+int gmpy_managed_memory_init(PyObject *module, gmpy_state *st);
+extern PyMethodDef gmpy_managed_memory_methods[];
+int gmpy_unowned_memory_init(PyObject *module, gmpy_state *st);
+
+/* ---- function_memory.c, function_allocator.c ---- */
+
+int gmpy_function_memory_init(PyObject *module, gmpy_state *st);
+int gmpy_function_allocator_init(PyObject *module, gmpy_state *st);
+
+/* The address of a C function: not 0. 0 or -1. */
+int gmpy_as_function_address(PyObject *arg, const char *name, uintptr_t *out);
+
+/* 0, or -1 with TypeError. */
+int gmpy_check_callable(PyObject *arg, const char *name);
+
+/* Notes that a pool holds `mem`, any memory: if it is of these types, its finalizer
+ * leaves it alone. */
+void gmpy_function_memory_pooled(gmpy_state *st, PyObject *mem);
 
 /* ---- pooled_memory.c ---- */
 
@@ -322,6 +390,9 @@ int gmpy_pointer_init(PyObject *module, gmpy_state *st);
 
 /* A MemoryPointer into `mem`, whose reference it takes over also on failure. */
 PyObject *gmpy_pointer_new(gmpy_state *st, PyObject *mem, uintptr_t ptr, int device_id);
+
+/* The same to the start of `mem`, which may be NULL with an exception. */
+PyObject *gmpy_pointer_to_new(gmpy_state *st, PyObject *mem);
 
 static inline bool
 gmpy_is_pointer(gmpy_state *st, PyObject *op)
@@ -389,6 +460,17 @@ struct gmpy_any_pool {
 
 int gmpy_base_pool_init(PyObject *module, gmpy_state *st);
 
+/* ---- limit.c ---- */
+
+/* What set_limit's arguments say, in bytes; 0 is no limit. 0 or -1. */
+int gmpy_as_limit(
+    gmpy_state *st, int device, PyObject *size, PyObject *fraction, size_t *out);
+
+/* What the environment says for a new pool on `device`. 0, or -1 with ValueError. */
+int gmpy_default_limit(gmpy_state *st, int device, size_t *out);
+
+extern PyMethodDef gmpy_limit_methods[];
+
 /* Allocates through a native pool for the calling thread's current stream. A
  * MemoryPointer: new reference. The caller keeps the pool alive. */
 PyObject *gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size);
@@ -421,6 +503,32 @@ PyObject *gmpy_memory_pool_malloc(PyObject *pool, PyObject *size);
 
 extern PyMethodDef gmpy_allocator_methods[];
 
+/* ---- hooks.c ---- */
+
+/* The calling thread's hooks as a list, in order: new reference. NULL where it has
+ * none, or with an exception. */
+PyObject *gmpy_hooks_snapshot(gmpy_state *st);
+
+/* What a callback is told. */
+typedef struct gmpy_hook_event {
+    int device;
+    bool has_size; // whether it is told of `size`, and so on
+    bool has_ptr;
+    bool has_id;
+    size_t size;     // bytes as asked for
+    size_t mem_size; // rounded
+    uintptr_t mem_ptr;
+    const void *pmem; // the memory object, told as its id()
+} gmpy_hook_event;
+
+/* Calls one callback of each hook. An exception may be pending and stays so; then
+ * errors of hooks go to sys.unraisablehook. Otherwise -1 with the first error, if any,
+ * and the others go there. */
+int
+gmpy_hooks_call(PyObject *hooks, const char *callback, const gmpy_hook_event *event);
+
+extern PyMethodDef gmpy_hooks_methods[];
+
 /* ---- device.c ---- */
 
 int gmpy_device_init(PyObject *module, gmpy_state *st);
@@ -428,6 +536,11 @@ PyObject *gmpy_device_new(gmpy_state *st, int device);
 
 /* Makes `device`, which exists, current for the calling thread. 0 or -1. */
 int gmpy_use_device(gmpy_state *st, int device);
+
+/* Makes `device` current for a moment; *before is for gmpy_device_leave. -1 with an
+ * exception, and nothing to leave. */
+int gmpy_device_enter(gmpy_state *st, int device, int *before);
+void gmpy_device_leave(gmpy_state *st, int device, int before);
 extern PyMethodDef gmpy_device_methods[];
 
 /* ---- stream.c ---- */

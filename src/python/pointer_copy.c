@@ -131,6 +131,19 @@ typedef struct transfer {
     gmpy_stream_ref stream; // of the async form
 } transfer;
 
+/* Lets the source's device reach the destination's directly where it can. Asked each
+ * time: another library may have taken it back. Where it fails the copy goes through
+ * the host, which is slower and as right. */
+static void
+allow_peer_access(const gm_backend *b, int from, int to)
+{
+    bool can = false;
+
+    if (gm_backend_peer_can_access(b, from, to, &can) == GM_OK && can) {
+        (void)gm_backend_peer_enable(b, from, to);
+    }
+}
+
 static gm_status
 transfer_now(const transfer *t)
 {
@@ -142,6 +155,7 @@ transfer_now(const transfer *t)
                         : gm_backend_set(b, t->dst, t->value, t->size);
     }
     if (t->dst_device != t->src_device) {
+        allow_peer_access(b, t->src_device, t->dst_device);
         return t->async ? gm_backend_copy_peer_async(b, t->dst, t->dst_device, t->src,
                                                      t->src_device, t->size, stream)
                         : gm_backend_copy_peer(b, t->dst, t->dst_device, t->src,

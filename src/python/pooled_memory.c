@@ -76,16 +76,57 @@ pooled_memory_take_block(gmpy_pooled_memory *self)
 }
 
 static void
+pooled_memory_give_back(gmpy_pooled_memory *self, gm_block *block)
+{
+    gmpy_upstream_count(self->pool, -1);
+    gm_pool_free(self->pool, block, self->base.generation);
+}
+
+/* The same with the thread's hooks called before and after. Keeps the pending
+ * exception; the block goes back whatever a hook does. */
+GM_COLD static void
+pooled_memory_give_back_hooked(gmpy_pooled_memory *self, gm_block *block, uintptr_t ptr)
+{
+    const gmpy_hook_event event = {
+        .device = self->base.device_id,
+        .mem_size = self->base.size,
+        .has_ptr = true,
+        .mem_ptr = ptr,
+        .has_id = true,
+        .pmem = self,
+    };
+    GMPY_TAKE_ERROR(pending);
+    PyObject *hooks = gmpy_hooks_snapshot(self->st);
+
+    if (!hooks || gmpy_hooks_call(hooks, "free_preprocess", &event) < 0) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    pooled_memory_give_back(self, block);
+    if (hooks && gmpy_hooks_call(hooks, "free_postprocess", &event) < 0) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    Py_XDECREF(hooks);
+    GMPY_GIVE_ERROR(pending);
+}
+
+static void
 pooled_memory_release(gmpy_pooled_memory *self)
 {
     gm_block *block = pooled_memory_take_block(self);
+    uintptr_t ptr = self->base.ptr;
 
-    if (block) {
-        self->base.ptr = 0;
-        if (!gm_process_is_frozen()) {
-            gmpy_upstream_count(self->pool, -1);
-            gm_pool_free(self->pool, block, self->base.generation);
-        }
+    if (!block) {
+        return;
+    }
+    self->base.ptr = 0;
+    if (gm_process_is_frozen()) {
+        return;
+    }
+    if (GM_UNLIKELY(gmpy_hooks(self->st) != NULL)) {
+        pooled_memory_give_back_hooked(self, block, ptr);
+    }
+    else {
+        pooled_memory_give_back(self, block);
     }
 }
 

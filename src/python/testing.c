@@ -163,6 +163,27 @@ testing_log_stop(PyObject *module, PyObject *Py_UNUSED(ignored))
     return list;
 }
 
+PyDoc_STRVAR(set_peer_doc,
+             "_sim_set_peer(device, peer, can, /)\n"
+             "--\n"
+             "\n"
+             "Says whether a simulated device can reach another's memory directly.");
+
+static PyObject *
+testing_set_peer(PyObject *module, PyObject *args)
+{
+    const gm_backend *sim = require_sim(gmpy_state_of_module(module));
+    int device;
+    int peer;
+    int can;
+
+    if (!sim || !PyArg_ParseTuple(args, "iip:_sim_set_peer", &device, &peer, &can)) {
+        return NULL;
+    }
+    gm_sim_set_peer(sim, device, peer, can);
+    Py_RETURN_NONE;
+}
+
 /* ---- injected failures ---- */
 
 PyDoc_STRVAR(
@@ -242,6 +263,7 @@ PyMethodDef gmpy_testing_methods[] = {
     {"_sim_ledger", testing_ledger, METH_NOARGS, ledger_doc},
     {"_sim_log_start", testing_log_start, METH_NOARGS, log_start_doc},
     {"_sim_log_stop", testing_log_stop, METH_NOARGS, log_stop_doc},
+    {"_sim_set_peer", testing_set_peer, METH_VARARGS, set_peer_doc},
     {"_fail", testing_fail, METH_VARARGS, fail_doc},
     {"_fail_stop", testing_fail_stop, METH_NOARGS, fail_stop_doc},
     {"_last_error", testing_last_error, METH_NOARGS, last_error_doc},

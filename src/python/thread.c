@@ -41,6 +41,7 @@ typedef struct scope_stack {
 
 typedef struct thread_settings {
     PyObject_VAR_HEAD PyObject *allocator; // the scoped one; NULL outside all scopes
+    PyObject *hooks; // memory hooks by name, a dictionary; NULL until there was one
     scope_stack streams;
     scope_stack devices;
     scope_stack allocators;
@@ -127,6 +128,7 @@ settings_traverse(PyObject *op, visitproc visit, void *arg)
 
     Py_VISIT(Py_TYPE(op));
     Py_VISIT(self->allocator);
+    Py_VISIT(self->hooks);
     for (Py_ssize_t i = 0; i < Py_SIZE(op); i++) {
         Py_VISIT(self->currents[i].stream);
     }
@@ -146,8 +148,10 @@ settings_clear(PyObject *op)
 
     if (gmpy_this_thread.settings == op) {
         gmpy_this_thread.allocator = NULL;
+        gmpy_this_thread.hooks = NULL;
     }
     Py_CLEAR(self->allocator);
+    Py_CLEAR(self->hooks);
     for (Py_ssize_t i = 0; i < Py_SIZE(op); i++) {
         PyObject *stream = self->currents[i].stream;
 
@@ -237,6 +241,7 @@ get_settings(gmpy_state *st)
     }
     gmpy_this_thread.settings = made;
     gmpy_this_thread.currents = ((thread_settings *)made)->currents;
+    __atomic_store_n(&st->settings_used, true, __ATOMIC_RELAXED);
     return find_settings();
 }
 
@@ -251,7 +256,6 @@ resolve(gmpy_state *st, PyObject *stream, gmpy_current *out)
     }
     out->handle = ((gmpy_stream *)stream)->handle;
     out->stream = Py_NewRef(stream);
-    __atomic_store_n(&st->streams_used, true, __ATOMIC_RELAXED);
     return 0;
 }
 
@@ -416,5 +420,43 @@ gmpy_pop_allocator(PyObject *entered)
     }
     Py_XDECREF(old); // may run Python code, so after the change is complete
     Py_DECREF(left.entered);
+    return 0;
+}
+
+/* ---- hooks ---- */
+
+int
+gmpy_add_hook(gmpy_state *st, PyObject *name, PyObject *hook)
+{
+    thread_settings *settings = get_settings(st);
+    int known;
+
+    if (!settings || (!settings->hooks && !(settings->hooks = PyDict_New()))) {
+        return -1;
+    }
+    known = PyDict_Contains(settings->hooks, name);
+    if (known > 0) {
+        PyErr_Format(PyExc_KeyError, "the thread has a memory hook named %R", name);
+    }
+    if (known != 0 || PyDict_SetItem(settings->hooks, name, hook) < 0) {
+        return -1;
+    }
+    gmpy_this_thread.hooks = settings->hooks;
+    return 0;
+}
+
+int
+gmpy_remove_hook(PyObject *name)
+{
+    thread_settings *settings = find_settings();
+
+    if (!settings || !settings->hooks || PyDict_DelItem(settings->hooks, name) < 0) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_KeyError, "the thread has no memory hook named %R", name);
+        return -1;
+    }
+    if (PyDict_GET_SIZE(settings->hooks) == 0) {
+        gmpy_this_thread.hooks = NULL;
+    }
     return 0;
 }

@@ -133,6 +133,7 @@ callable_own(gmpy_upstream *up, const gmpy_pointer *pointer, gm_piece *out)
         return GM_ERR_HOST_MEMORY;
     }
     owner->mem = Py_NewRef(pointer->mem);
+    gmpy_function_memory_pooled(up->st, owner->mem);
     owner->next = up->owners;
     if (up->owners) {
         up->owners->prev = owner;
@@ -173,23 +174,15 @@ static gm_status
 callable_take(void *context, int device, size_t size, gm_piece *out)
 {
     gmpy_upstream *up = context;
-    const gm_backend *backend = up->st->backend;
-    int before = device;
-    gm_status status = gm_backend_device_get(backend, &before);
+    PyGILState_STATE gil = PyGILState_Ensure();
+    gm_status status = GM_ERR_CALLBACK;
+    int before;
 
-    if (status == GM_OK && before != device) {
-        status = gm_backend_device_set(backend, device);
-    }
-    if (status == GM_OK) {
-        PyGILState_STATE gil = PyGILState_Ensure();
-
+    if (gmpy_device_enter(up->st, device, &before) == 0) {
         status = callable_call(up, device, size, out);
-        PyGILState_Release(gil);
+        gmpy_device_leave(up->st, device, before);
     }
-    if (before != device) {
-        /* It was current a moment ago; failing to return there has no remedy. */
-        (void)gm_backend_device_set(backend, before);
-    }
+    PyGILState_Release(gil);
     return status;
 }
 
@@ -206,6 +199,62 @@ callable_give(void *context, int Py_UNUSED(device), const gm_piece *piece)
     gm_host_free(owner);
     GMPY_GIVE_ERROR(pending);
     PyGILState_Release(gil);
+}
+
+/* ---- hooks ---- */
+
+/* Takes memory between the callbacks of the thread's hooks. */
+GM_COLD static gm_status
+take_hooked(const gm_upstream *plain, int device, size_t size, gm_piece *out)
+{
+    gmpy_upstream *up = plain->context;
+    gmpy_hook_event event = {.device = device, .mem_size = size};
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *hooks = gmpy_hooks_snapshot(up->st);
+    gm_status status = GM_ERR_CALLBACK;
+
+    if (hooks && gmpy_hooks_call(hooks, "alloc_preprocess", &event) == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        status = plain->take(up, device, size, out);
+        Py_END_ALLOW_THREADS
+    }
+    event.has_ptr = true;
+    event.mem_ptr = status == GM_OK ? out->base : 0;
+    if (hooks && gmpy_hooks_call(hooks, "alloc_postprocess", &event) < 0) {
+        if (status == GM_OK) {
+            plain->give(up, device, out);
+        }
+        status = GM_ERR_CALLBACK;
+    }
+    Py_XDECREF(hooks);
+    PyGILState_Release(gil);
+    return status;
+}
+
+static gm_upstream
+plain_upstream(gmpy_upstream *up)
+{
+    return (gm_upstream){
+        .context = up,
+        .take = up->callable ? callable_take : device_take,
+        .give = up->callable ? callable_give : device_give,
+    };
+}
+
+static gm_status
+upstream_take(void *context, int device, size_t size, gm_piece *out)
+{
+    gmpy_upstream *up = context;
+    gm_upstream plain = plain_upstream(up);
+
+    return GM_LIKELY(!gmpy_hooks(up->st)) ? plain.take(up, device, size, out)
+                                          : take_hooked(&plain, device, size, out);
+}
+
+static void
+upstream_give(void *context, int device, const gm_piece *piece)
+{
+    plain_upstream(context).give(context, device, piece);
 }
 
 /* ---- life ---- */
@@ -231,8 +280,8 @@ gmpy_pool_new(
     gmpy_upstream *up = gm_host_zalloc(sizeof(*up));
     gm_upstream upstream = {
         .context = up,
-        .take = callable ? callable_take : device_take,
-        .give = callable ? callable_give : device_give,
+        .take = upstream_take,
+        .give = upstream_give,
         .end = upstream_end,
     };
     gm_status status = up ? gm_pool_new(device, upstream, out) : GM_ERR_HOST_MEMORY;

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""MemoryHook: the base of objects that are told of allocations and frees."""
+
+from gpumem import _core
+
+
+class MemoryHook:
+    """Told of what the calling thread allocates and frees, inside a with statement.
+
+    Derive from it and override the callbacks of interest. They get keyword arguments
+    alone; those that end in preprocess run before, those in postprocess after, also
+    where it failed (mem_ptr and pmem_id are 0 then). Several hooks may be active; they
+    are called in the order in which they were entered. What a callback raises reaches
+    the caller of a malloc, which then has allocated nothing; on the way of a free it
+    goes to sys.unraisablehook.
+
+    Attributes:
+        name (str): a thread can have one active hook of each name.
+    """
+
+    name = "MemoryHook"
+
+    def __enter__(self):
+        """Adds the hook to the calling thread's.
+
+        Raises:
+            KeyError: the thread has a hook of that name.
+        """
+        _core._add_hook(self.name, self)
+        return self
+
+    def __exit__(self, *exc_info):
+        """Removes the hook.
+
+        Raises:
+            KeyError: the thread has no hook of that name.
+        """
+        _core._remove_hook(self.name)
+
+    def alloc_preprocess(self, **kwargs):
+        """Before a pool takes memory from the device, once an attempt.
+
+        Keyword Args:
+            device_id (int): number of the device.
+            mem_size (int): bytes, rounded.
+        """
+
+    def alloc_postprocess(self, **kwargs):
+        """After a pool took memory from the device.
+
+        Keyword Args:
+            device_id (int): number of the device.
+            mem_size (int): bytes, rounded.
+            mem_ptr (int): the address, 0 after a failure.
+        """
+
+    def malloc_preprocess(self, **kwargs):
+        """Before memory is allocated from a pool.
+
+        Keyword Args:
+            device_id (int): number of the device.
+            size (int): bytes asked for.
+            mem_size (int): bytes, rounded.
+        """
+
+    def malloc_postprocess(self, **kwargs):
+        """After memory was allocated from a pool.
+
+        Keyword Args:
+            device_id (int): number of the device.
+            size (int): bytes asked for.
+            mem_size (int): bytes, rounded.
+            mem_ptr (int): the address, 0 after a failure.
+            pmem_id (int): id() of the memory object, 0 after a failure.
+        """
+
+    def free_preprocess(self, **kwargs):
+        """Before memory goes back to its pool.
+
+        Keyword Args:
+            device_id (int): number of the device.
+            mem_size (int): bytes, rounded.
+            mem_ptr (int): the address.
+            pmem_id (int): id() of the memory object.
+        """
+
+    def free_postprocess(self, **kwargs):
+        """After memory went back to its pool.
+
+        Keyword Args:
+            device_id (int): number of the device.
+            mem_size (int): bytes, rounded.
+            mem_ptr (int): the address.
+            pmem_id (int): id() of the memory object.
+        """

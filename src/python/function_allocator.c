@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * CFunctionAllocator and PythonFunctionAllocator: the user's own functions as an
+ * allocator, for set_allocator(a.malloc) or MemoryPool(a.malloc).
+ *
+ * An allocator and its memory keep the functions alive, each for itself. Both types
+ * take part in garbage collection; close() lets go of the functions where a cycle runs
+ * through something the collector cannot see. What the functions see:
+ * function_memory.c.
+ */
+#include "module.h"
+
+typedef struct function_allocator {
+    PyObject_HEAD
+    gmpy_state *st;
+    PyObject *memory_type; // what malloc makes
+    PyObject
+        *functions;  // a tuple, (param, malloc, free) or (malloc, free); NULL: closed
+    PyObject *owner; // of C functions; else NULL
+} function_allocator;
+
+static int
+function_allocator_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    function_allocator *self = (function_allocator *)op;
+
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->memory_type);
+    Py_VISIT(self->functions);
+    Py_VISIT(self->owner);
+    return 0;
+}
+
+static int
+function_allocator_clear(PyObject *op)
+{
+    function_allocator *self = (function_allocator *)op;
+
+    Py_CLEAR(self->functions);
+    Py_CLEAR(self->owner);
+    return 0;
+}
+
+static void
+function_allocator_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+
+    PyObject_GC_UnTrack(op);
+    (void)function_allocator_clear(op);
+    Py_XDECREF(((function_allocator *)op)->memory_type);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+/* Takes over `functions`, which may be NULL with an exception. */
+static int
+function_allocator_begin(PyObject *op,
+                         gmpy_state *st,
+                         PyObject *memory_type,
+                         PyObject *functions,
+                         PyObject *owner)
+{
+    function_allocator *self = (function_allocator *)op;
+
+    if (!functions) {
+        return -1;
+    }
+    if (self->st) {
+        Py_DECREF(functions);
+        PyErr_SetString(PyExc_RuntimeError, "an allocator is initialized once");
+        return -1;
+    }
+    self->st = st;
+    self->memory_type = Py_NewRef(memory_type);
+    self->functions = functions;
+    self->owner = Py_XNewRef(owner);
+    return 0;
+}
+
+/* ---- methods of both ---- */
+
+PyDoc_STRVAR(malloc_doc,
+             "malloc($self, size)\n"
+             "--\n"
+             "\n"
+             "Allocates on the current device.\n"
+             "\n"
+             "Args:\n"
+             "    size (int): bytes; for 0 no function is called.\n"
+             "\n"
+             "Returns:\n"
+             "    MemoryPointer: to the start of the memory.\n"
+             "\n"
+             "Raises:\n"
+             "    OutOfMemoryError: the function returned a null pointer.\n"
+             "    TypeError, ValueError: it returned no address.\n"
+             "    RuntimeError: the allocator was closed.\n"
+             "    Whatever the function raises.");
+
+/* Calls the memory type: (size, *functions, device_id, owner=owner). */
+static PyObject *
+make_memory(function_allocator *self, PyObject *size, int device)
+{
+    PyObject *args = Py_BuildValue("(O)", size);
+    PyObject *last = Py_BuildValue("(i)", device);
+    PyObject *kwargs =
+        self->owner ? Py_BuildValue("{s:O}", "owner", self->owner) : NULL;
+    PyObject *mem = NULL;
+    PyObject *joined;
+
+    if (args && last && (kwargs || !self->owner)) {
+        joined = PySequence_Concat(args, self->functions);
+        Py_SETREF(args, joined);
+        joined = args ? PySequence_Concat(args, last) : NULL;
+        mem = joined ? PyObject_Call(self->memory_type, joined, kwargs) : NULL;
+        Py_XDECREF(joined);
+    }
+    Py_XDECREF(kwargs);
+    Py_XDECREF(last);
+    Py_XDECREF(args);
+    return mem;
+}
+
+static PyObject *
+function_allocator_malloc(PyObject *op,
+                          PyObject *const *args,
+                          Py_ssize_t nargs,
+                          PyObject *kwnames)
+{
+    static const gmpy_signature signature = {"malloc", 1, 1, 1, {"size"}};
+    function_allocator *self = (function_allocator *)op;
+    PyObject *given[1];
+    PyObject *mem;
+    int device;
+
+    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0) {
+        return NULL;
+    }
+    if (!self->functions) {
+        PyErr_SetString(PyExc_RuntimeError, self->st
+                                                ? "the allocator was closed"
+                                                : "the allocator was not initialized");
+        return NULL;
+    }
+    if (!gmpy_backend(self->st)) {
+        return NULL;
+    }
+    device = gmpy_current_device(self->st);
+    mem = device < 0 ? NULL : make_memory(self, given[0], device);
+    return mem ? gmpy_pointer_to_new(self->st, mem) : NULL;
+}
+
+PyDoc_STRVAR(
+    close_doc,
+    "close($self, /)\n"
+    "--\n"
+    "\n"
+    "Lets go of the functions. Memory that is still out keeps its own hold on\n"
+    "what frees it; malloc raises RuntimeError from now on.");
+
+static PyObject *
+function_allocator_close(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    (void)function_allocator_clear(self);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef function_allocator_methods[] = {
+    {"malloc", (PyCFunction)(void (*)(void))function_allocator_malloc,
+     METH_FASTCALL | METH_KEYWORDS, malloc_doc},
+    {"close", function_allocator_close, METH_NOARGS, close_doc},
+    {0},
+};
+
+#define ALLOCATOR_SLOTS(name)                                                          \
+    {Py_tp_doc, (void *)name##_doc}, {Py_tp_new, PyType_GenericNew},                   \
+        {Py_tp_init, name##_init}, {Py_tp_dealloc, function_allocator_dealloc},        \
+        {Py_tp_traverse, function_allocator_traverse},                                 \
+        {Py_tp_clear, function_allocator_clear},                                       \
+        {Py_tp_methods, function_allocator_methods},                                   \
+    {                                                                                  \
+        0, NULL                                                                        \
+    }
+#define ALLOCATOR_FLAGS                                                                \
+    (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |                   \
+     Py_TPFLAGS_IMMUTABLETYPE)
+
+/* ---- CFunctionAllocator ---- */
+
+PyDoc_STRVAR(
+    c_allocator_doc,
+    "CFunctionAllocator(param, malloc_func, free_func, owner)\n"
+    "--\n"
+    "\n"
+    "An allocator over two C functions, called without the interpreter:\n"
+    "void *malloc(void *param, size_t size, int device) and\n"
+    "void free(void *param, void *ptr, int device).\n"
+    "\n"
+    "Args:\n"
+    "    param (int): address handed to both functions.\n"
+    "    malloc_func (int): address of the function that allocates; NULL from it\n"
+    "        means that there is no memory.\n"
+    "    free_func (int): address of the function that frees.\n"
+    "    owner (object): what keeps the functions alive; kept by the allocator and\n"
+    "        by all its memory.\n"
+    "\n"
+    "Raises:\n"
+    "    TypeError: an address is not an integer.\n"
+    "    ValueError: a function's address is 0.");
+
+static int
+c_allocator_init(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    static const gmpy_signature signature = {
+        "CFunctionAllocator", 4, 4, 4, {"param", "malloc_func", "free_func", "owner"}};
+    gmpy_state *st = gmpy_state_of(op);
+    PyObject *given[4];
+    uintptr_t address;
+
+    if (gmpy_unpack_init(&signature, args, kwargs, given) < 0 ||
+        gmpy_as_address(given[0], "param", &address) < 0 ||
+        gmpy_as_function_address(given[1], "malloc_func", &address) < 0 ||
+        gmpy_as_function_address(given[2], "free_func", &address) < 0) {
+        return -1;
+    }
+    return function_allocator_begin(op, st, st->CFunctionAllocatorMemoryType,
+                                    PyTuple_Pack(3, given[0], given[1], given[2]),
+                                    given[3]);
+}
+
+static PyType_Slot c_allocator_slots[] = {ALLOCATOR_SLOTS(c_allocator)};
+
+static PyType_Spec c_allocator_spec = {
+    .name = "gpumem.CFunctionAllocator",
+    .basicsize = sizeof(function_allocator),
+    .flags = ALLOCATOR_FLAGS,
+    .slots = c_allocator_slots,
+};
+
+/* ---- PythonFunctionAllocator ---- */
+
+PyDoc_STRVAR(python_allocator_doc,
+             "PythonFunctionAllocator(malloc_func, free_func)\n"
+             "--\n"
+             "\n"
+             "An allocator over two Python functions.\n"
+             "\n"
+             "Args:\n"
+             "    malloc_func (callable): called with size and device_id, returns the\n"
+             "        address as an integer; 0 means that there is no memory.\n"
+             "    free_func (callable): called with the address and device_id.\n"
+             "\n"
+             "Raises:\n"
+             "    TypeError: a function is not callable.");
+
+static int
+python_allocator_init(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    static const gmpy_signature signature = {
+        "PythonFunctionAllocator", 2, 2, 2, {"malloc_func", "free_func"}};
+    gmpy_state *st = gmpy_state_of(op);
+    PyObject *given[2];
+
+    if (gmpy_unpack_init(&signature, args, kwargs, given) < 0 ||
+        gmpy_check_callable(given[0], "malloc_func") < 0 ||
+        gmpy_check_callable(given[1], "free_func") < 0) {
+        return -1;
+    }
+    return function_allocator_begin(op, st, st->PythonFunctionAllocatorMemoryType,
+                                    PyTuple_Pack(2, given[0], given[1]), NULL);
+}
+
+static PyType_Slot python_allocator_slots[] = {ALLOCATOR_SLOTS(python_allocator)};
+
+static PyType_Spec python_allocator_spec = {
+    .name = "gpumem.PythonFunctionAllocator",
+    .basicsize = sizeof(function_allocator),
+    .flags = ALLOCATOR_FLAGS,
+    .slots = python_allocator_slots,
+};
+
+static int
+add_allocator(PyObject *module, PyType_Spec *spec, const char *name)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    int result = type ? PyModule_AddObjectRef(module, name, type) : -1;
+
+    Py_XDECREF(type);
+    return result;
+}
+
+int
+gmpy_function_allocator_init(PyObject *module, gmpy_state *Py_UNUSED(st))
+{
+    if (add_allocator(module, &c_allocator_spec, "CFunctionAllocator") < 0) {
+        return -1;
+    }
+    return add_allocator(module, &python_allocator_spec, "PythonFunctionAllocator");
+}

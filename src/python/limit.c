@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The limit of a pool: from set_limit's arguments, and from the environment as the
+ * default of each new pool.
+ *
+ * GPUMEM_MEMORY_LIMIT stands before CUPY_GPU_MEMORY_LIMIT. Either is a size
+ * (size_text.c) or a part of the device's total memory as a percentage, "40%" or
+ * "70.5%". It is read whenever a pool is made for a device; 0 and 0% are no limit.
+ */
+#include "module.h"
+
+#include <stdlib.h> // getenv
+#include <string.h> // strlen
+
+#define LIMIT_FORMS GMPY_SIZE_FORMS ", or a percentage from 0% to 100%"
+
+/* What a limit text says: a size, or with `by_fraction` a part of the device. */
+typedef struct limit_text {
+    bool by_fraction;
+    double fraction;
+    size_t size;
+} limit_text;
+
+static int
+limit_from_size(PyObject *arg, size_t *out)
+{
+    if (gmpy_as_size(arg, "size", out) < 0) {
+        if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            PyErr_Clear();
+            PyErr_Format(PyExc_ValueError, "size must be from 0 to 2**64-1, not %S",
+                         arg);
+        }
+        return -1;
+    }
+    return 0;
+}
+
+static int
+limit_of_fraction(gmpy_state *st, int device, double fraction, size_t *out)
+{
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    gm_status status;
+
+    Py_BEGIN_ALLOW_THREADS
+    status = gm_backend_mem_info(st->backend, device, &free_bytes, &total_bytes);
+    Py_END_ALLOW_THREADS
+    if (status != GM_OK) {
+        gmpy_raise(st, status, "asking for the device's memory");
+        return -1;
+    }
+    *out = (size_t)(fraction * (double)total_bytes);
+    if (*out == 0 && fraction > 0.0) {
+        *out = 1; // 0 would be no limit
+    }
+    return 0;
+}
+
+static int
+limit_from_fraction(gmpy_state *st, int device, PyObject *arg, size_t *out)
+{
+    double fraction = PyFloat_AsDouble(arg);
+
+    if (fraction == -1.0 && PyErr_Occurred()) {
+        return -1;
+    }
+    if (!(fraction >= 0.0 && fraction <= 1.0)) { // NaN fails both
+        PyErr_Format(PyExc_ValueError, "fraction must be from 0 to 1, not %R", arg);
+        return -1;
+    }
+    return limit_of_fraction(st, device, fraction, out);
+}
+
+int
+gmpy_as_limit(
+    gmpy_state *st, int device, PyObject *size, PyObject *fraction, size_t *out)
+{
+    bool by_size = size && size != Py_None;
+    bool by_fraction = fraction && fraction != Py_None;
+
+    if (by_size && by_fraction) {
+        PyErr_SetString(PyExc_ValueError, "give size or fraction, not both");
+        return -1;
+    }
+    *out = 0;
+    if (by_size) {
+        return limit_from_size(size, out);
+    }
+    return by_fraction ? limit_from_fraction(st, device, fraction, out) : 0;
+}
+
+/* ---- texts ---- */
+
+/* "70.5%", without a sign, an exponent or white space. */
+static gm_status
+parse_percentage(const char *text, size_t length, double *fraction)
+{
+    char number[32];
+    char *end;
+
+    if (length >= sizeof number || strspn(text, "0123456789.") != length ||
+        !Py_ISDIGIT(Py_CHARMASK(*text))) {
+        return GM_ERR_INVALID_VALUE;
+    }
+    memcpy(number, text, length);
+    number[length] = '\0';
+    *fraction = PyOS_string_to_double(number, &end, NULL) / 100.0;
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        return GM_ERR_INVALID_VALUE;
+    }
+    return *end == '\0' && *fraction <= 1.0 ? GM_OK : GM_ERR_INVALID_VALUE;
+}
+
+static gm_status
+parse_limit(const char *text, limit_text *out)
+{
+    size_t length = strlen(text);
+
+    *out = (limit_text){.by_fraction = length > 0 && text[length - 1] == '%'};
+    return out->by_fraction ? parse_percentage(text, length - 1, &out->fraction)
+                            : gmpy_parse_size(text, length, &out->size);
+}
+
+/* The variable that holds, or NULL where none is set. */
+static const char *
+limit_variable(const char **text)
+{
+    static const char *const names[] = {"GPUMEM_MEMORY_LIMIT", "CUPY_GPU_MEMORY_LIMIT"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        *text = getenv(names[i]);
+        if (*text) {
+            return names[i];
+        }
+    }
+    return NULL;
+}
+
+int
+gmpy_default_limit(gmpy_state *st, int device, size_t *out)
+{
+    const char *text;
+    const char *variable = limit_variable(&text);
+    limit_text limit;
+
+    *out = 0;
+    if (!variable) {
+        return 0;
+    }
+    if (parse_limit(text, &limit) != GM_OK) {
+        PyErr_Format(PyExc_ValueError, "environment variable %s is '%s'; accepted: %s",
+                     variable, text, LIMIT_FORMS);
+        return -1;
+    }
+    if (limit.by_fraction) {
+        return limit_of_fraction(st, device, limit.fraction, out);
+    }
+    *out = limit.size;
+    return 0;
+}
+
+/* ---- for the command line and tests ---- */
+
+PyDoc_STRVAR(
+    parse_limit_doc,
+    "_parse_limit(text=None, /)\n"
+    "--\n"
+    "\n"
+    "Reads a limit as the environment's variables have it, or the one that is\n"
+    "set. Returns {'size': bytes or None, 'fraction': part or None}.");
+
+static PyObject *
+limit_parse(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    const char *text = NULL;
+    limit_text limit;
+
+    if (!PyArg_ParseTuple(args, "|z:_parse_limit", &text)) {
+        return NULL;
+    }
+    if (!text && !limit_variable(&text)) {
+        return Py_BuildValue("{s:O,s:O}", "size", Py_None, "fraction", Py_None);
+    }
+    if (parse_limit(text, &limit) != GM_OK) {
+        return PyErr_Format(PyExc_ValueError, "'%s' is not a limit; accepted: %s", text,
+                            LIMIT_FORMS);
+    }
+    return limit.by_fraction
+               ? Py_BuildValue("{s:O,s:d}", "size", Py_None, "fraction", limit.fraction)
+               : Py_BuildValue("{s:n,s:O}", "size", (Py_ssize_t)limit.size, "fraction",
+                               Py_None);
+}
+
+PyMethodDef gmpy_limit_methods[] = {
+    {"_parse_limit", limit_parse, METH_VARARGS, parse_limit_doc},
+    {0},
+};
