@@ -101,6 +101,7 @@ class BuildCore(build_ext):
         record = Path(self.build_temp, "gpumem-settings.txt")
         text = "\n".join(str(item) for item in settings)
         if not record.exists() or record.read_text(encoding="utf-8") != text:
+            self.force = True  # times are compared in whole seconds, too coarse for it
             record.parent.mkdir(parents=True, exist_ok=True)
             record.write_text(text, encoding="utf-8")
         return str(record)

@@ -134,6 +134,34 @@ def test_queued_work_takes_the_current_stream_where_none_is_given(pointer):
     assert buffer == bytes([3]) * SIZE
 
 
+@pytest.mark.parametrize("form", ["copy_from_host_async", "copy_to_host_async"])
+def test_a_buffer_is_done_with_when_the_call_returns(pointer, form):
+    """Nothing else would keep it until the stream gets there."""
+    stream = Stream(non_blocking=True)
+    pointer.memset(7, SIZE)
+    buffer = bytearray(bytes([9]) * SIZE)
+    getattr(pointer, form)(buffer, SIZE, stream)
+    left = bytes(buffer)
+    buffer[:] = bytes(SIZE)
+    stream.synchronize()
+    assert buffer == bytes(SIZE)
+    if form == "copy_to_host_async":
+        assert left == bytes([7]) * SIZE
+    else:
+        assert content(pointer) == bytes([9]) * SIZE
+
+
+@pytest.mark.sim_only
+def test_memory_given_by_address_is_not_waited_for(pointer):
+    stream = Stream(non_blocking=True)
+    host = ctypes.create_string_buffer(SIZE)
+    pointer.memset_async(3, SIZE, stream)
+    pointer.copy_to_host_async(ctypes.addressof(host), SIZE, stream)
+    assert host.raw == bytes(SIZE)
+    stream.synchronize()
+    assert host.raw == bytes([3]) * SIZE
+
+
 @pytest.mark.sim_only
 def test_queued_work_waits_for_its_stream(pointer):
     stream = Stream(non_blocking=True)
@@ -160,6 +188,9 @@ def test_a_default_stream_that_names_its_device_is_that_devices(form, handle):
     with Device(1):
         there = gpumem.malloc(SIZE)
         what = arguments(form, gpumem.malloc(SIZE))
+    if isinstance(what, (bytes, bytearray)):  # by address, so that nothing waits
+        host = ctypes.create_string_buffer(bytes(what), SIZE)
+        what = ctypes.addressof(host)
     with testing.call_log() as calls:
         getattr(there, form)(what, SIZE, ExternalStream(handle, device_id=1))
     current = gpumem.get_device_id()

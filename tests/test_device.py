@@ -2,6 +2,7 @@
 """Device: a value with a number, and the current device of each thread."""
 
 import copy
+import ctypes
 import operator
 import sys
 import threading
@@ -295,12 +296,14 @@ def test_mem_info_is_of_this_device_and_not_of_the_current_one():
 @pytest.mark.two_devices
 @pytest.mark.sim_only
 def test_synchronize_waits_for_the_work_of_this_device_alone():
-    host = bytes(64)
+    host = ctypes.create_string_buffer(64)
     memories = []
     for number in (0, 1):
         with Device(number):
             memories.append(gpumem.malloc(64))
-            memories[-1].copy_from_host_async(host, 64, gpumem.Stream.null)
+            memories[-1].copy_from_host_async(
+                ctypes.addressof(host), 64, gpumem.Stream.null
+            )
     pending = testing.ledger().pending
     Device(1).synchronize()
     assert testing.ledger().pending == pending - 1

@@ -9,7 +9,9 @@
  * the memory it starts in is a ValueError, before any device call.
  *
  * The host's side is an address (int), a ctypes pointer with a `value`, or an object
- * with the buffer protocol; a buffer's length is checked too.
+ * with the buffer protocol; a buffer's length is checked too. An async copy of a buffer
+ * waits for the stream, as the runtime does for pageable memory: nothing else would
+ * keep the buffer until the copy is done.
  */
 #include "module.h"
 
@@ -128,6 +130,7 @@ typedef struct transfer {
     bool fill; // with `value`, else a copy
     int value;
     bool async;
+    bool wait; // for the stream, as nothing else keeps the host's side until then
     gmpy_stream_ref stream; // of the async form
 } transfer;
 
@@ -176,6 +179,9 @@ transfer_run(const transfer *t)
     status = gmpy_stream_enter(t->backend, &t->stream, &back);
     if (status == GM_OK) {
         status = transfer_now(t);
+        if (status == GM_OK && t->wait) {
+            status = gm_backend_stream_synchronize(t->backend, t->stream.handle);
+        }
         gmpy_stream_leave(t->backend, back);
     }
     Py_END_ALLOW_THREADS
@@ -265,6 +271,7 @@ copy_host(PyObject *op,
     t.src = to_host ? self->ptr : host.address;
     t.size = size;
     t.kind = kind;
+    t.wait = async && host.buffer.obj != NULL;
     status = transfer_run(&t);
     host_range_fini(&host);
     return finish(t.st, status,
@@ -388,9 +395,10 @@ COPY_METHODS(DEFINE_METHODS)
     "        it is; a buffer must be contiguous and long enough.\n"                    \
     "    size (int): bytes.\n"
 #define ARGS_STREAM                                                                    \
-    "    stream (Stream): the stream to queue on; the current one if None. Host "      \
-    "memory\n"                                                                         \
-    "        must stay valid and unchanged until the stream has done the copy.\n"
+    "    stream (Stream): the stream to queue on; the current one if None. Memory "    \
+    "given\n"                                                                          \
+    "        by address must stay valid and unchanged until the stream has done the\n" \
+    "        copy; for a buffer the call waits until it has.\n"
 #define RAISES                                                                         \
     "\n"                                                                               \
     "Raises:\n"                                                                        \
