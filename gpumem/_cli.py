@@ -24,15 +24,17 @@ from typing import Any, TextIO
 import gpumem
 from gpumem import _replay
 from gpumem._config import config
+from gpumem._core import _LIMIT_FORMS
 from gpumem._trace import Trace, TraceError, read_trace
-from gpumem._units import LIMIT_FORMS, format_bytes, parse_limit
+from gpumem._units import format_bytes, parse_limit
 
 _INCOMPLETE = 1
 _UNUSABLE = 2
 _INTERRUPTED = 130
 _NO_READER = 141
 
-# Name, and what it does. The library reads each at first use, never at import.
+# Name, and what it does. The library reads each at first use, never at import; the
+# limits whenever a pool is made.
 _ENVIRONMENT = {
     "GPUMEM_BACKEND": (
         "auto (default): the GPU if there is one, else the simulated device; "
@@ -40,6 +42,11 @@ _ENVIRONMENT = {
     ),
     "GPUMEM_SIM_DEVICES": "how many simulated devices there are",
     "GPUMEM_SIM_MEMORY": "memory of each simulated device: bytes, or as 8GiB",
+    "GPUMEM_MEMORY_LIMIT": (
+        "limit of every new pool on every device: bytes, as 8GiB, or as 50% of the "
+        "device's memory"
+    ),
+    "CUPY_GPU_MEMORY_LIMIT": "the same, where GPUMEM_MEMORY_LIMIT is not set",
 }
 
 _REPLAY_DESCRIPTION = """\
@@ -163,7 +170,7 @@ def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
         "--limit",
         type=_limit,
         metavar="SIZE",
-        help=f"limit of the pool: {LIMIT_FORMS}; 0 is none".replace("%", "%%"),
+        help=f"limit of the pool: {_LIMIT_FORMS}; 0 is none".replace("%", "%%"),
     )
     replay.add_argument(
         "--verify",

@@ -189,7 +189,7 @@ def test_a_default_stream_that_names_its_device_is_that_devices(form, handle):
         there = gpumem.malloc(SIZE)
         what = arguments(form, gpumem.malloc(SIZE))
     if isinstance(what, (bytes, bytearray)):  # by address, so that nothing waits
-        host = ctypes.create_string_buffer(bytes(what), SIZE)
+        host = ctypes.create_string_buffer(bytes(what))
         what = ctypes.addressof(host)
     with testing.call_log() as calls:
         getattr(there, form)(what, SIZE, ExternalStream(handle, device_id=1))

@@ -321,7 +321,7 @@ def test_progress_is_not_shown_elsewhere(small):
         (["replay", "TRACE", "--repeat", "0"], "'0' is not a number of passes"),
         (["replay", "TRACE", "--repeat", "1.5"], "'1.5' is not a number of passes"),
         (["replay", "TRACE", "--limit", "8G"], "'8G' is not a limit"),
-        (["replay", "TRACE", "--limit", "120%"], "more than the device has"),
+        (["replay", "TRACE", "--limit", "120%"], "percentage from 0% to 100%"),
         (["replay", "TRACE", "--pool", "raw", "--limit", "1"], "--limit needs a pool"),
         (
             ["replay", "TRACE", "--pool", "raw", "--placements", "x"],

@@ -13,8 +13,8 @@
  * Threading: open and probe from any thread; open is serialised by a lock of its own,
  * held while the driver initialises, under which nothing of ours is called back.
  *
- * Not here yet, so answered GM_ERR_UNSUPPORTED by the wrappers: prefetch and advise,
- * virtual memory, handles for other processes.
+ * Not here yet, so answered GM_ERR_UNSUPPORTED by the wrappers: virtual memory, handles
+ * for other processes.
  */
 #if GM_WITH_CUDA
 

@@ -163,9 +163,10 @@ gmpy_as_base_allocator(gmpy_state *st, PyObject *arg, PyObject **out)
 
 /* ---- asking ---- */
 
-/* The counters of the pool `op` is about; zeros where it has not been made. */
+/* The counters of the pool `op` is about; zeros where it has not been made. With
+ * `limit` also the limit that it would be made with. */
 static int
-read_stats(PyObject *op, gm_stats *out)
+read_stats(PyObject *op, bool limit, gm_stats *out)
 {
     gmpy_any_pool *self = (gmpy_any_pool *)op;
     gm_pool *pool;
@@ -177,22 +178,27 @@ read_stats(PyObject *op, gm_stats *out)
         Py_BEGIN_ALLOW_THREADS
         gm_pool_read_stats(pool, out);
         Py_END_ALLOW_THREADS
+        return 0;
     }
-    return found < 0 ? -1 : 0;
+    if (found == 0 && limit) {
+        return gmpy_default_limit(self->st, device, &out->limit_bytes);
+    }
+    return found;
 }
 
-#define STATISTIC(name, field)                                                         \
+#define STATISTIC(name, limit, field)                                                  \
     static PyObject *pool_##name(PyObject *self, PyObject *Py_UNUSED(ignored))         \
     {                                                                                  \
         gm_stats stats;                                                                \
                                                                                        \
-        return read_stats(self, &stats) < 0 ? NULL : PyLong_FromSize_t(stats.field);   \
+        return read_stats(self, limit, &stats) < 0 ? NULL                              \
+                                                   : PyLong_FromSize_t(stats.field);   \
     }
-STATISTIC(used_bytes, used_bytes)
-STATISTIC(free_bytes, free_bytes)
-STATISTIC(total_bytes, total_bytes)
-STATISTIC(n_free_blocks, free_blocks)
-STATISTIC(get_limit, limit_bytes)
+STATISTIC(used_bytes, false, used_bytes)
+STATISTIC(free_bytes, false, free_bytes)
+STATISTIC(total_bytes, false, total_bytes)
+STATISTIC(n_free_blocks, false, free_blocks)
+STATISTIC(get_limit, true, limit_bytes)
 #undef STATISTIC
 
 static PyObject *
@@ -202,7 +208,7 @@ pool_stats(PyObject *self, PyObject *Py_UNUSED(ignored))
     PyObject *dict;
     PyObject *value;
 
-    if (read_stats(self, &stats) < 0) {
+    if (read_stats(self, true, &stats) < 0) {
         return NULL;
     }
     dict = PyDict_New();

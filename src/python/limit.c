@@ -5,7 +5,7 @@
  *
  * GPUMEM_MEMORY_LIMIT stands before CUPY_GPU_MEMORY_LIMIT. Either is a size
  * (size_text.c) or a part of the device's total memory as a percentage, "40%" or
- * "70.5%". It is read whenever a pool is made for a device; 0 and 0% are no limit.
+ * "70.5 %". It is read whenever a pool is made for a device; 0 and 0% are no limit.
  */
 #include "module.h"
 
@@ -91,19 +91,26 @@ gmpy_as_limit(
 
 /* ---- texts ---- */
 
-/* "70.5%", without a sign, an exponent or white space. */
+/* The number before the percent sign: without a sign, an exponent or white space but
+ * for one space at its end, as before a size's unit. */
 static gm_status
 parse_percentage(const char *text, size_t length, double *fraction)
 {
     char number[32];
     char *end;
 
-    if (length >= sizeof number || strspn(text, "0123456789.") != length ||
-        !Py_ISDIGIT(Py_CHARMASK(*text))) {
+    if (length > 0 && text[length - 1] == ' ') {
+        length--;
+    }
+    if (length == 0 || length >= sizeof number || !Py_ISDIGIT(Py_CHARMASK(*text)) ||
+        !Py_ISDIGIT(Py_CHARMASK(text[length - 1]))) {
         return GM_ERR_INVALID_VALUE;
     }
     memcpy(number, text, length);
     number[length] = '\0';
+    if (strspn(number, "0123456789.") != length) {
+        return GM_ERR_INVALID_VALUE;
+    }
     *fraction = PyOS_string_to_double(number, &end, NULL) / 100.0;
     if (PyErr_Occurred()) {
         PyErr_Clear();
@@ -113,10 +120,8 @@ parse_percentage(const char *text, size_t length, double *fraction)
 }
 
 static gm_status
-parse_limit(const char *text, limit_text *out)
+parse_limit(const char *text, size_t length, limit_text *out)
 {
-    size_t length = strlen(text);
-
     *out = (limit_text){.by_fraction = length > 0 && text[length - 1] == '%'};
     return out->by_fraction ? parse_percentage(text, length - 1, &out->fraction)
                             : gmpy_parse_size(text, length, &out->size);
@@ -126,15 +131,12 @@ parse_limit(const char *text, limit_text *out)
 static const char *
 limit_variable(const char **text)
 {
-    static const char *const names[] = {"GPUMEM_MEMORY_LIMIT", "CUPY_GPU_MEMORY_LIMIT"};
-
-    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
-        *text = getenv(names[i]);
-        if (*text) {
-            return names[i];
-        }
+    *text = getenv("GPUMEM_MEMORY_LIMIT");
+    if (*text) {
+        return "GPUMEM_MEMORY_LIMIT";
     }
-    return NULL;
+    *text = getenv("CUPY_GPU_MEMORY_LIMIT");
+    return *text ? "CUPY_GPU_MEMORY_LIMIT" : NULL;
 }
 
 int
@@ -148,7 +150,7 @@ gmpy_default_limit(gmpy_state *st, int device, size_t *out)
     if (!variable) {
         return 0;
     }
-    if (parse_limit(text, &limit) != GM_OK) {
+    if (parse_limit(text, strlen(text), &limit) != GM_OK) {
         PyErr_Format(PyExc_ValueError, "environment variable %s is '%s'; accepted: %s",
                      variable, text, LIMIT_FORMS);
         return -1;
@@ -168,23 +170,46 @@ PyDoc_STRVAR(
     "--\n"
     "\n"
     "Reads a limit as the environment's variables have it, or the one that is\n"
-    "set. Returns {'size': bytes or None, 'fraction': part or None}.");
+    "set. Returns {'size': bytes or None, 'fraction': part or None}; _LIMIT_FORMS\n"
+    "says what is accepted.\n"
+    "\n"
+    "Raises:\n"
+    "    ValueError: it is not a limit.");
 
 static PyObject *
 limit_parse(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    const char *text = NULL;
-    limit_text limit;
+    PyObject *arg = NULL;
+    limit_text limit = {0};
+    const char *text;
+    gm_status status = GM_ERR_INVALID_VALUE;
 
-    if (!PyArg_ParseTuple(args, "|z:_parse_limit", &text)) {
+    if (!PyArg_ParseTuple(args, "|U:_parse_limit", &arg)) {
         return NULL;
     }
-    if (!text && !limit_variable(&text)) {
-        return Py_BuildValue("{s:O,s:O}", "size", Py_None, "fraction", Py_None);
+    if (!arg) {
+        if (!limit_variable(&text)) {
+            return Py_BuildValue("{s:O,s:O}", "size", Py_None, "fraction", Py_None);
+        }
+        arg = PyUnicode_DecodeFSDefault(text);
     }
-    if (parse_limit(text, &limit) != GM_OK) {
-        return PyErr_Format(PyExc_ValueError, "'%s' is not a limit; accepted: %s", text,
-                            LIMIT_FORMS);
+    else {
+        Py_INCREF(arg);
+    }
+    if (!arg) {
+        return NULL;
+    }
+    if (PyUnicode_IS_ASCII(arg)) { // the rest has no form that is accepted
+        status = parse_limit((const char *)PyUnicode_1BYTE_DATA(arg),
+                             (size_t)PyUnicode_GET_LENGTH(arg), &limit);
+    }
+    if (status != GM_OK) {
+        PyErr_Format(PyExc_ValueError, "%R is not a limit; expected %s", arg,
+                     LIMIT_FORMS);
+    }
+    Py_DECREF(arg);
+    if (status != GM_OK) {
+        return NULL;
     }
     return limit.by_fraction
                ? Py_BuildValue("{s:O,s:d}", "size", Py_None, "fraction", limit.fraction)
@@ -192,7 +217,16 @@ limit_parse(PyObject *Py_UNUSED(module), PyObject *args)
                                Py_None);
 }
 
-PyMethodDef gmpy_limit_methods[] = {
+static PyMethodDef limit_methods[] = {
     {"_parse_limit", limit_parse, METH_VARARGS, parse_limit_doc},
     {0},
 };
+
+int
+gmpy_limit_init(PyObject *module, gmpy_state *Py_UNUSED(st))
+{
+    if (PyModule_AddFunctions(module, limit_methods) < 0) {
+        return -1;
+    }
+    return PyModule_AddStringConstant(module, "_LIMIT_FORMS", LIMIT_FORMS);
+}

@@ -59,29 +59,21 @@ module_fill(PyObject *module)
 {
     gmpy_state *st = gmpy_state_of_module(module);
     PyMethodDef *const tables[] = {
-        module_methods,         gmpy_runtime_methods,
-        gmpy_memory_methods,    gmpy_managed_memory_methods,
-        gmpy_hooks_methods,     gmpy_limit_methods,
-        gmpy_allocator_methods, gmpy_device_methods,
-        gmpy_stream_methods,    gmpy_event_methods,
-        gmpy_testing_methods,
+        module_methods,      gmpy_runtime_methods,
+        gmpy_memory_methods, gmpy_managed_memory_methods,
+        gmpy_hooks_methods,  gmpy_allocator_methods,
+        gmpy_device_methods, gmpy_stream_methods,
+        gmpy_event_methods,  gmpy_testing_methods,
     };
     int (*const inits[])(PyObject *, gmpy_state *) = {
-        gmpy_errors_init,
-        gmpy_size_text_init,
-        gmpy_thread_init,
-        gmpy_device_init,
-        gmpy_stream_init,
-        gmpy_event_init,
-        gmpy_memory_init,
-        gmpy_managed_memory_init,
-        gmpy_unowned_memory_init,
-        gmpy_function_memory_init,
-        gmpy_function_allocator_init,
-        gmpy_pooled_memory_init,
-        gmpy_pointer_init,
-        gmpy_base_pool_init,
-        gmpy_device_pool_init,
+        gmpy_errors_init,          gmpy_size_text_init,
+        gmpy_limit_init,           gmpy_thread_init,
+        gmpy_device_init,          gmpy_stream_init,
+        gmpy_event_init,           gmpy_memory_init,
+        gmpy_managed_memory_init,  gmpy_unowned_memory_init,
+        gmpy_function_memory_init, gmpy_function_allocator_init,
+        gmpy_pooled_memory_init,   gmpy_pointer_init,
+        gmpy_base_pool_init,       gmpy_device_pool_init,
         gmpy_memory_pool_init,
     };
 

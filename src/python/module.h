@@ -469,7 +469,7 @@ int gmpy_as_limit(
 /* What the environment says for a new pool on `device`. 0, or -1 with ValueError. */
 int gmpy_default_limit(gmpy_state *st, int device, size_t *out);
 
-extern PyMethodDef gmpy_limit_methods[];
+int gmpy_limit_init(PyObject *module, gmpy_state *st);
 
 /* Allocates through a native pool for the calling thread's current stream. A
  * MemoryPointer: new reference. The caller keeps the pool alive. */
