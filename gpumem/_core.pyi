@@ -23,6 +23,8 @@ from typing_extensions import disjoint_base
 # ---- what arguments may be ----
 
 _Allocator = Callable[[int], MemoryPointer]
+_PythonMalloc = Callable[[int, int], SupportsIndex]
+_PythonFree = Callable[[int, int], object]
 
 class _Handle(Protocol):
     """Another library's stream or event: the native handle is in `ptr`."""
@@ -68,6 +70,60 @@ class BaseMemory:
 @disjoint_base
 class Memory(BaseMemory):
     def __init__(self, size: SupportsIndex) -> None: ...
+
+@disjoint_base
+class ManagedMemory(BaseMemory):
+    def __init__(self, size: SupportsIndex) -> None: ...
+    def prefetch(
+        self,
+        stream: BaseStream | _Handle | None,
+        *,
+        device_id: SupportsIndex | None = None,
+    ) -> None: ...
+    # The device is needed, under one of its two names.
+    @overload
+    def advise(
+        self, advise: SupportsIndex, device: SupportsIndex, *, dev: None = None
+    ) -> None: ...
+    @overload
+    def advise(
+        self, advise: SupportsIndex, device: None = None, *, dev: SupportsIndex
+    ) -> None: ...
+
+@disjoint_base
+class UnownedMemory(BaseMemory):
+    @property
+    def _owner(self) -> object: ...
+    def __init__(
+        self,
+        ptr: SupportsIndex,
+        size: SupportsIndex,
+        owner: object,
+        device_id: SupportsIndex = -1,
+    ) -> None: ...
+
+@disjoint_base
+class CFunctionAllocatorMemory(BaseMemory):
+    def __init__(
+        self,
+        size: SupportsIndex,
+        param: SupportsIndex,
+        malloc_func: SupportsIndex,
+        free_func: SupportsIndex,
+        device_id: SupportsIndex,
+        *,
+        owner: object = None,
+    ) -> None: ...
+
+@disjoint_base
+class PythonFunctionAllocatorMemory(BaseMemory):
+    def __init__(
+        self,
+        size: SupportsIndex,
+        malloc_func: _PythonMalloc,
+        free_func: _PythonFree,
+        device_id: SupportsIndex,
+    ) -> None: ...
 
 @final
 class PooledMemory(BaseMemory):
@@ -137,6 +193,27 @@ class MemoryPointer:
     ) -> None: ...
 
 def malloc(size: SupportsIndex) -> MemoryPointer: ...
+def malloc_managed(size: SupportsIndex) -> MemoryPointer: ...
+
+# ---- the user's functions as allocators ----
+
+@disjoint_base
+class CFunctionAllocator:
+    def __init__(
+        self,
+        param: SupportsIndex,
+        malloc_func: SupportsIndex,
+        free_func: SupportsIndex,
+        owner: object,
+    ) -> None: ...
+    def malloc(self, size: SupportsIndex) -> MemoryPointer: ...
+    def close(self) -> None: ...
+
+@disjoint_base
+class PythonFunctionAllocator:
+    def __init__(self, malloc_func: _PythonMalloc, free_func: _PythonFree) -> None: ...
+    def malloc(self, size: SupportsIndex) -> MemoryPointer: ...
+    def close(self) -> None: ...
 
 # ---- pools ----
 
@@ -174,6 +251,11 @@ def set_allocator(allocator: _Allocator | None = None) -> None: ...
 def get_allocator() -> _Allocator: ...
 def _push_allocator(scope: object, allocator: _Allocator, /) -> None: ...
 def _pop_allocator(scope: object, /) -> None: ...
+
+# ---- hooks ----
+
+def _add_hook(name: str, hook: object, /) -> None: ...
+def _remove_hook(name: str, /) -> None: ...
 
 # ---- devices ----
 
@@ -261,8 +343,10 @@ def get_elapsed_time(start: Event | _Handle, end: Event | _Handle) -> float: ...
 # ---- what is in use ----
 
 _SIZE_FORMS: Final[str]
+_LIMIT_FORMS: Final[str]
 
 def _parse_size(text: str, /) -> int: ...
+def _parse_limit(text: str | None = None, /) -> dict[str, int | float | None]: ...
 def get_backend() -> str: ...
 def _config() -> dict[str, Any]: ...
 
@@ -273,6 +357,7 @@ def _check_pool(pool: _BasePool, /) -> str | None: ...
 def _sim_ledger() -> dict[str, int]: ...
 def _sim_log_start() -> None: ...
 def _sim_log_stop() -> list[tuple[str, int, int, int, int]]: ...
+def _sim_set_peer(device: int, peer: int, can: bool, /) -> None: ...
 def _fail(name: str | None, nth: int, count: int, code: int, /) -> None: ...
 def _fail_stop() -> tuple[int, int]: ...
 def _last_error() -> int: ...

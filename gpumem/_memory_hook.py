@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """MemoryHook: the base of objects that are told of allocations and frees."""
 
+from typing import Any, Self
+
 from gpumem import _core
 
 
@@ -18,9 +20,9 @@ class MemoryHook:
         name (str): a thread can have one active hook of each name.
     """
 
-    name = "MemoryHook"
+    name: str = "MemoryHook"
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         """Adds the hook to the calling thread's.
 
         Raises:
@@ -29,7 +31,7 @@ class MemoryHook:
         _core._add_hook(self.name, self)
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         """Removes the hook.
 
         Raises:
@@ -37,7 +39,7 @@ class MemoryHook:
         """
         _core._remove_hook(self.name)
 
-    def alloc_preprocess(self, **kwargs):
+    def alloc_preprocess(self, **kwargs: Any) -> None:
         """Before a pool takes memory from the device, once an attempt.
 
         Keyword Args:
@@ -45,7 +47,7 @@ class MemoryHook:
             mem_size (int): bytes, rounded.
         """
 
-    def alloc_postprocess(self, **kwargs):
+    def alloc_postprocess(self, **kwargs: Any) -> None:
         """After a pool took memory from the device.
 
         Keyword Args:
@@ -54,7 +56,7 @@ class MemoryHook:
             mem_ptr (int): the address, 0 after a failure.
         """
 
-    def malloc_preprocess(self, **kwargs):
+    def malloc_preprocess(self, **kwargs: Any) -> None:
         """Before memory is allocated from a pool.
 
         Keyword Args:
@@ -63,7 +65,7 @@ class MemoryHook:
             mem_size (int): bytes, rounded.
         """
 
-    def malloc_postprocess(self, **kwargs):
+    def malloc_postprocess(self, **kwargs: Any) -> None:
         """After memory was allocated from a pool.
 
         Keyword Args:
@@ -74,7 +76,7 @@ class MemoryHook:
             pmem_id (int): id() of the memory object, 0 after a failure.
         """
 
-    def free_preprocess(self, **kwargs):
+    def free_preprocess(self, **kwargs: Any) -> None:
         """Before memory goes back to its pool.
 
         Keyword Args:
@@ -84,7 +86,7 @@ class MemoryHook:
             pmem_id (int): id() of the memory object.
         """
 
-    def free_postprocess(self, **kwargs):
+    def free_postprocess(self, **kwargs: Any) -> None:
         """After memory went back to its pool.
 
         Keyword Args:

@@ -3,6 +3,8 @@
 
 import json
 import sys
+from types import FrameType
+from typing import Any, TextIO
 
 from gpumem._memory_hook import MemoryHook
 
@@ -22,24 +24,27 @@ class DebugPrintHook(MemoryHook):
 
     name = "DebugPrintHook"
 
-    def __init__(self, file=None, flush=True):
+    def __init__(self, file: TextIO | None = None, flush: bool = True) -> None:
         self.file = file
         self.flush = flush
 
-    def _print(self, hook, fields):
+    def _print(self, hook: str, fields: dict[str, Any]) -> None:
         if "pmem_id" in fields:
             fields["pmem_id"] = hex(fields["pmem_id"])
         line = json.dumps({"hook": hook, **fields}, separators=(",", ":"))
         print(line, file=self.file or sys.stdout, flush=self.flush)
 
-    def alloc_postprocess(self, **kwargs):
+    def alloc_postprocess(self, **kwargs: Any) -> None:
         self._print("alloc", kwargs)
 
-    def malloc_postprocess(self, **kwargs):
+    def malloc_postprocess(self, **kwargs: Any) -> None:
         self._print("malloc", kwargs)
 
-    def free_postprocess(self, **kwargs):
+    def free_postprocess(self, **kwargs: Any) -> None:
         self._print("free", kwargs)
+
+
+_Place = tuple[str, int, str]  # file, line, function
 
 
 class _Line:
@@ -47,10 +52,10 @@ class _Line:
 
     __slots__ = ("acquired", "callees", "used")
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.used = 0
         self.acquired = 0
-        self.callees = {}  # (file, line, function) to _Line
+        self.callees: dict[_Place, _Line] = {}
 
 
 class LineProfileHook(MemoryHook):
@@ -65,22 +70,22 @@ class LineProfileHook(MemoryHook):
 
     name = "LineProfileHook"
 
-    def __init__(self, max_depth=0):
+    def __init__(self, max_depth: int = 0) -> None:
         self._max_depth = max_depth
         self._root = _Line()
 
-    def malloc_preprocess(self, **kwargs):
+    def malloc_preprocess(self, **kwargs: Any) -> None:
         for line in self._lines():
             line.used += kwargs["mem_size"]
 
-    def alloc_preprocess(self, **kwargs):
+    def alloc_preprocess(self, **kwargs: Any) -> None:
         for line in self._lines():
             line.acquired += kwargs["mem_size"]
 
-    def _lines(self):
+    def _lines(self) -> list[_Line]:
         """The root and the lines on the stack, outermost first."""
-        frame = sys._getframe(2)
-        stack = []
+        frame: FrameType | None = sys._getframe(2)
+        stack: list[_Place] = []
         while frame is not None:
             code = frame.f_code
             stack.append((code.co_filename, frame.f_lineno, code.co_name))
@@ -94,7 +99,7 @@ class LineProfileHook(MemoryHook):
             lines.append(line)
         return lines
 
-    def print_report(self, file=None):
+    def print_report(self, file: TextIO | None = None) -> None:
         """Prints the tree of lines with used and acquired bytes.
 
         Args:
@@ -102,14 +107,14 @@ class LineProfileHook(MemoryHook):
         """
         self._print_line("_root", self._root, 0, file or sys.stdout)
 
-    def _print_line(self, title, line, depth, file):
+    def _print_line(self, title: str, line: _Line, depth: int, file: TextIO) -> None:
         numbers = f"({_bytes(line.used)}, {_bytes(line.acquired)})"
         print(f"{'  ' * depth}{title} {numbers}", file=file)
         for (name, number, function), callee in line.callees.items():
             self._print_line(f"{name}:{number}:{function}", callee, depth + 1, file)
 
 
-def _bytes(number):
+def _bytes(number: float) -> str:
     """`number` bytes with a unit, two decimals from a KB up."""
     if number < 1024:
         return f"{number}B"

@@ -157,7 +157,7 @@ def parse_limit(text: str | None = None) -> dict[str, int | float | None]:
     Raises:
         ValueError: the text is neither.
     """
-    return _core._parse_limit() if text is None else _core._parse_limit(text)
+    return _core._parse_limit(text)
 
 
 def set_peer(device: int, peer: int, can: bool) -> None:

@@ -121,6 +121,18 @@ def test_quoted_identifiers_are_in_the_sources(document):
     assert missing == []
 
 
+def test_tests_that_are_told_of_exist():
+    named = {
+        name
+        for name in quoted(prose("tests/README.md"))
+        if re.fullmatch(r"test_\w+", name)
+    }
+    text = "\n".join(path.read_text() for path in sorted(ROOT.glob("tests/test_*.py")))
+    there = re.findall(r"^def (test_\w+)\(", text, re.MULTILINE)
+    assert named
+    assert sorted(name for name in named if name not in there) == []
+
+
 def test_the_table_of_names_is_the_public_interface():
     cells = [row[1] for row in table_rows(read("README.md"), "The names")]
     names = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""GPUMEM_MEMORY_LIMIT and CUPY_GPU_MEMORY_LIMIT: the limit that new pools start with."""
+"""GPUMEM_MEMORY_LIMIT and CUPY_GPU_MEMORY_LIMIT: the limit of new pools."""
 
 import re
 

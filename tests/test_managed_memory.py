@@ -242,6 +242,7 @@ def test_advice_is_about_the_whole_range(memory):
     [
         ((), {}, TypeError, "advise"),
         ((READ_MOSTLY,), {}, TypeError, "needs the argument 'device'"),
+        ((READ_MOSTLY, None), {"dev": None}, TypeError, "needs the argument 'device'"),
         ((READ_MOSTLY, 0), {"dev": 0}, TypeError, "'device' and 'dev'"),
         ((READ_MOSTLY, 0, 0), {}, TypeError, "positional"),
         (("1", 0), {}, TypeError, "advise must be an integer"),

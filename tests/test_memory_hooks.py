@@ -384,20 +384,23 @@ def test_a_hook_that_calls_itself_ends_in_a_recursion_error(pool, callback):
     assert pool.malloc(UNIT).mem.size == UNIT
 
 
-def test_a_hook_that_frees_in_a_free_ends_in_a_recursion_error(pool, capsys):
-    """It is reported, by the interpreter itself: at that depth not even
-    sys.unraisablehook can be called."""
-    kept = [pool.malloc(UNIT) for _ in range(5000)]
-
-    class Again(MemoryHook):
-        def free_postprocess(self, **kwargs):
-            kept.pop()
-
-    with Again():
+def test_a_hook_that_frees_in_a_free_is_stopped_by_the_recursion_limit(script):
+    """The interpreter may be too deep down to report it, but loses nothing."""
+    code = """
+import gpumem
+pool = gpumem.MemoryPool()
+kept = [pool.malloc(512) for _ in range(5000)]
+class Again(gpumem.MemoryHook):
+    def free_postprocess(self, **kwargs):
         kept.pop()
-    assert "RecursionError" in capsys.readouterr().err
-    kept.clear()
-    assert pool.used_bytes() == 0
+with Again():
+    kept.pop()
+print(0 < len(kept) < 4900, pool.used_bytes() == 512 * len(kept))
+kept.clear()
+print(pool.used_bytes())
+"""
+    done = script(code)
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "True", "0"])
 
 
 @pytest.mark.parametrize("callback", CALLBACKS)

@@ -251,8 +251,12 @@ print(enabled)
 
 
 @pytest.mark.sim_only
-def test_every_pair_of_ten_devices_of_which_some_refuse_and_some_are_one_too_many(script):
-    done = script(MANY, GPUMEM_BACKEND="sim", GPUMEM_SIM_DEVICES="10", GPUMEM_SIM_MEMORY="1GiB")
+def test_every_pair_of_ten_devices_of_which_some_refuse_and_some_are_one_too_many(
+    script,
+):
+    done = script(
+        MANY, GPUMEM_BACKEND="sim", GPUMEM_SIM_DEVICES="10", GPUMEM_SIM_MEMORY="1GiB"
+    )
     assert (done.returncode, done.stderr) == (0, "")
     # Nine others each, of which a device reaches eight at once; 0, 5 and 6 have eight
     # that do not refuse.

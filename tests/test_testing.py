@@ -33,6 +33,16 @@ def test_a_sound_pool_passes(pool):
     assert testing.check_pool(pointer.mem.pool()) is None
 
 
+@pytest.mark.parametrize(
+    ("size", "rounded"), [(0, 0), (1, 512), (512, 512), (513, 1024), (2**64, 2**64)]
+)
+def test_sizes_are_rounded_up_to_units(pool, size, rounded):
+    assert testing.unit_size == 512
+    assert testing.round_size(size) == rounded
+    if 0 < size <= 1024:
+        assert pool.malloc(size).mem.size == rounded
+
+
 def test_the_last_error_is_clean():
     assert testing.last_error() == 0
 

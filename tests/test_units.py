@@ -100,6 +100,12 @@ def test_a_size_is_a_text(text):
         _core._parse_size(text)
 
 
+@pytest.mark.parametrize("text", [b"1", 1])
+def test_a_limit_is_a_text(text):
+    with pytest.raises(TypeError, match="a limit is given as a str, not "):
+        parse_limit(text)
+
+
 @pytest.mark.parametrize(
     "text",
     [str(2**63), str(2**64), str(2**64 + 5), "9" * 400, "8388608TiB", "16777216TiB"],
@@ -122,7 +128,18 @@ def test_shares_are_read(text, part):
 @pytest.mark.parametrize(
     "text",
     ["%", " %", "100.1%", "200%", "-1%", "+1%", "1e1%", "nan%", "inf%", ".5%", "5.%"]
-    + ["1.2.3%", " 5%", "5%%", "5  %", "5% ", "5\t%", "0x1%", "5\0%", "٥%", "9" * 99 + "%"],
+    + [
+        "1.2.3%",
+        " 5%",
+        "5%%",
+        "5  %",
+        "5% ",
+        "5\t%",
+        "0x1%",
+        "5\0%",
+        "٥%",
+        "9" * 99 + "%",
+    ],
     ids=ascii,
 )
 def test_other_shares_are_refused(text):

@@ -115,11 +115,11 @@ def test_an_owner_that_refers_back_is_collected():
 def test_a_pool_can_lie_over_foreign_memory():
     owner = Owner()
     alive = weakref.ref(owner)
-    here = MemoryPointer(UnownedMemory(owner.ptr, SIZE, owner), 0)
-    pool = MemoryPool(lambda size: here)
+    places = [MemoryPointer(UnownedMemory(owner.ptr, SIZE, owner), 0)]
+    pool = MemoryPool(lambda size: places.pop())
     pointer = pool.malloc(512)
     assert pointer.ptr == owner.ptr
-    del here, owner, pointer
+    del owner, pointer
     gc.collect()
     assert alive() is not None  # cached
     del pool

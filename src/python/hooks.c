@@ -6,12 +6,15 @@
  * is called with keyword arguments, in the order in which the hooks were added, before
  * and after what it is about. Hooks see what their own thread does.
  *
- *   malloc_preprocess(device_id, size, mem_size)        a pool's malloc; `size` as
- * asked, malloc_postprocess(..., mem_ptr, pmem_id)           `mem_size` rounded
- *   alloc_preprocess(device_id, mem_size)               a pool takes memory from what
- * it alloc_postprocess(device_id, mem_size, mem_ptr)     is over; once an attempt
- *   free_preprocess(device_id, mem_size, mem_ptr, pmem_id)   memory goes back to its
- * pool free_postprocess(...)
+ * A pool's malloc, `size` as asked and `mem_size` rounded:
+ *   malloc_preprocess(device_id, size, mem_size)
+ *   malloc_postprocess(device_id, size, mem_size, mem_ptr, pmem_id)
+ * A pool takes memory from what it lies over, once an attempt:
+ *   alloc_preprocess(device_id, mem_size)
+ *   alloc_postprocess(device_id, mem_size, mem_ptr)
+ * Memory goes back to its pool:
+ *   free_preprocess(device_id, mem_size, mem_ptr, pmem_id)
+ *   free_postprocess(device_id, mem_size, mem_ptr, pmem_id)
  *
  * mem_ptr and pmem_id are 0 after a failure. A hook that raises stops nothing: the
  * other hooks are still called. On the way of a malloc the first error reaches the

@@ -176,38 +176,49 @@ PyDoc_STRVAR(
     "Raises:\n"
     "    ValueError: it is not a limit.");
 
+/* The text to read: new reference, NULL where no variable is set or with an exception.
+ */
+static PyObject *
+text_to_parse(PyObject *arg)
+{
+    const char *text;
+
+    if (arg == Py_None) {
+        return limit_variable(&text) ? PyUnicode_DecodeFSDefault(text) : NULL;
+    }
+    if (!PyUnicode_Check(arg)) {
+        return PyErr_Format(PyExc_TypeError, "a limit is given as a str, not %.200s",
+                            Py_TYPE(arg)->tp_name);
+    }
+    return Py_NewRef(arg);
+}
+
 static PyObject *
 limit_parse(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *arg = NULL;
+    PyObject *arg = Py_None;
+    PyObject *text;
     limit_text limit = {0};
-    const char *text;
     gm_status status = GM_ERR_INVALID_VALUE;
 
-    if (!PyArg_ParseTuple(args, "|U:_parse_limit", &arg)) {
+    if (!PyArg_ParseTuple(args, "|O:_parse_limit", &arg)) {
         return NULL;
     }
-    if (!arg) {
-        if (!limit_variable(&text)) {
-            return Py_BuildValue("{s:O,s:O}", "size", Py_None, "fraction", Py_None);
-        }
-        arg = PyUnicode_DecodeFSDefault(text);
+    text = text_to_parse(arg);
+    if (!text) {
+        return PyErr_Occurred()
+                   ? NULL
+                   : Py_BuildValue("{s:O,s:O}", "size", Py_None, "fraction", Py_None);
     }
-    else {
-        Py_INCREF(arg);
-    }
-    if (!arg) {
-        return NULL;
-    }
-    if (PyUnicode_IS_ASCII(arg)) { // the rest has no form that is accepted
-        status = parse_limit((const char *)PyUnicode_1BYTE_DATA(arg),
-                             (size_t)PyUnicode_GET_LENGTH(arg), &limit);
+    if (PyUnicode_IS_ASCII(text)) { // the rest has no form that is accepted
+        status = parse_limit((const char *)PyUnicode_1BYTE_DATA(text),
+                             (size_t)PyUnicode_GET_LENGTH(text), &limit);
     }
     if (status != GM_OK) {
-        PyErr_Format(PyExc_ValueError, "%R is not a limit; expected %s", arg,
+        PyErr_Format(PyExc_ValueError, "%R is not a limit; expected %s", text,
                      LIMIT_FORMS);
     }
-    Py_DECREF(arg);
+    Py_DECREF(text);
     if (status != GM_OK) {
         return NULL;
     }

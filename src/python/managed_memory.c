@@ -138,6 +138,9 @@ managed_memory_advise(PyObject *op,
     if (!backend || gmpy_unpack(&signature, args, nargs, kwnames, given) < 0) {
         return NULL;
     }
+    for (int i = 1; i <= 2; i++) {
+        given[i] = given[i] == Py_None ? NULL : given[i];
+    }
     if (!given[1] == !given[2]) {
         PyErr_Format(PyExc_TypeError,
                      given[1] ? "advise() got 'device' and 'dev', which are "

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: MIT
+"""How to make and drop one object of every type that gpumem has, for tests that count.
+
+The types come from the modules themselves, so a new one has to be added here. A recipe
+is given the class, so that it makes objects of subclasses too.
+"""
+
+import ctypes
+
+import gpumem
+import gpumem.memory_hooks
+from gpumem import _core, testing
+
+UNIT = 512
+BASETYPE = 1 << 10  # Py_TPFLAGS_BASETYPE
+
+POOL = gpumem.MemoryPool()
+DEVICE_POOL = gpumem.SingleDeviceMemoryPool()
+
+C_MALLOC = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+)(lambda param, size, device: 0x1000)
+C_FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)(
+    lambda param, ptr, device: None
+)
+C_FUNCTIONS = tuple(
+    ctypes.cast(function, ctypes.c_void_p).value for function in (C_MALLOC, C_FREE)
+)
+
+
+def address_of_nothing(size, device_id):
+    return 0x1000
+
+
+def free_nothing(ptr, device_id):
+    pass
+
+
+def all_types():
+    """Every type that is found in the modules, under its qualified name."""
+    found = {}
+    for module in (_core, gpumem, gpumem.memory_hooks, testing):
+        for value in vars(module).values():
+            if isinstance(value, type) and value.__module__.startswith("gpumem"):
+                found[f"{value.__module__}.{value.__qualname__}"] = value
+    return found
+
+
+def takes_subclasses(cls):
+    return bool(cls.__flags__ & BASETYPE)
+
+
+def empty_pools():
+    POOL.free_all_blocks()
+    DEVICE_POOL.free_all_blocks()
+
+
+def refused(cls):
+    try:
+        cls()
+    except TypeError:
+        return
+    raise AssertionError(f"{cls} can be made")
+
+
+def pooled(cls):
+    for pool in (POOL, DEVICE_POOL):
+        pool.malloc(UNIT)
+        pool.malloc(UNIT).mem.free()
+    refused(cls)
+
+
+def pointer(cls):
+    made = cls(gpumem.Memory(UNIT), 0)
+    made += 8
+    return made + 8, POOL.malloc(UNIT) + 1, cls(POOL.malloc(UNIT).mem, 1)
+
+
+def memory_pool(cls):
+    pool = cls()
+    pool.malloc(UNIT)
+    over = cls(pool.malloc)
+    return over.malloc(UNIT), over.malloc(0), over.stats()
+
+
+def device(cls):
+    with cls(0) as entered:
+        return entered, POOL.malloc(1).device
+
+
+def stream(cls):
+    pool = gpumem.MemoryPool()  # a lasting one keeps what was cached for the stream
+    with cls(non_blocking=True) as entered:
+        return pool.malloc(UNIT), entered.record(), gpumem.get_current_stream()
+
+
+def external_stream(cls):
+    with cls(gpumem.Stream.null.ptr) as entered:
+        return POOL.malloc(UNIT), entered
+
+
+def event(cls):
+    made = cls()
+    made.record()
+    made.synchronize()
+    return made.done, made
+
+
+def c_allocator(cls):
+    made = cls(0, *C_FUNCTIONS, object())
+    return made.malloc(UNIT), gpumem.MemoryPool(made.malloc).malloc(1), made.close()
+
+
+def python_allocator(cls):
+    made = cls(address_of_nothing, free_nothing)
+    return made.malloc(UNIT), gpumem.MemoryPool(made.malloc).malloc(1), made.close()
+
+
+def raised(cls, *args):
+    try:
+        raise cls(*args)
+    except cls as error:
+        return str(error), error.__reduce__()
+
+
+def out_of_memory(cls):
+    POOL.set_limit(size=1)
+    try:
+        POOL.malloc(1 << 20)
+    except gpumem.OutOfMemoryError:
+        pass
+    POOL.set_limit()
+    return raised(cls, 1, 2, 3)
+
+
+def hook(cls):
+    with cls():
+        POOL.malloc(UNIT)
+
+
+class Nowhere:
+    """A file that takes everything."""
+
+    def write(self, text):
+        pass
+
+
+def quiet_hook(cls):
+    with cls(file=Nowhere(), flush=False):
+        POOL.malloc(UNIT)
+
+
+def using_allocator(cls):
+    with cls(POOL.malloc):
+        gpumem.alloc(UNIT)
+
+
+def line(cls):
+    return cls()
+
+
+RECIPES = {
+    "gpumem.BaseMemory": lambda cls: (cls(), repr(cls())),
+    "gpumem.Memory": lambda cls: (cls(UNIT), cls(0), gpumem.malloc(UNIT)),
+    "gpumem.ManagedMemory": lambda cls: (cls(UNIT), gpumem.malloc_managed(UNIT)),
+    "gpumem.UnownedMemory": lambda cls: cls(0x1000, UNIT, object(), 0),
+    "gpumem.CFunctionAllocatorMemory": lambda cls: cls(
+        UNIT, 0, *C_FUNCTIONS, 0, owner=object()
+    ),
+    "gpumem.PythonFunctionAllocatorMemory": lambda cls: cls(
+        UNIT, address_of_nothing, free_nothing, 0
+    ),
+    "gpumem.CFunctionAllocator": c_allocator,
+    "gpumem.PythonFunctionAllocator": python_allocator,
+    "gpumem.PooledMemory": pooled,
+    "gpumem.MemoryPointer": pointer,
+    "gpumem._core._BasePool": refused,
+    "gpumem.SingleDeviceMemoryPool": memory_pool,
+    "gpumem.MemoryPool": memory_pool,
+    "gpumem.Device": device,
+    "gpumem.BaseStream": refused,
+    "gpumem.Stream": stream,
+    "gpumem.ExternalStream": external_stream,
+    "gpumem.Event": event,
+    "gpumem.OutOfMemoryError": out_of_memory,
+    "gpumem.CUDARuntimeError": lambda cls: raised(cls, 2),
+    "gpumem._memory_hook.MemoryHook": hook,
+    "gpumem.memory_hooks.DebugPrintHook": quiet_hook,
+    "gpumem.memory_hooks.LineProfileHook": hook,
+    "gpumem.memory_hooks._Line": line,
+    "gpumem._scope.using_allocator": using_allocator,
+    "gpumem.testing.Ledger": lambda cls: cls(*range(7)),
+    "gpumem.testing.Call": lambda cls: cls("free", 0, 0, 0, 0),
+}
