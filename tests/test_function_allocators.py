@@ -435,7 +435,7 @@ BAD = [
     (lambda: 2**64, ValueError, f"must be from 0 to .*, not {2**64}"),
     (raising(Late("own")), Late, "^own$"),
     (raising(KeyError("own")), KeyError, "own"),
-    (raising(CUDARuntimeError(700)), CUDARuntimeError, "700"),
+    (raising(CUDARuntimeError(700)), CUDARuntimeError, "700|IllegalAddress"),
 ]
 SHORTAGES = [lambda: 0, raising(MemoryError()), raising(CUDARuntimeError(2))]
 SHORTAGES.append(raising(OutOfMemoryError(1, 2, 3)))

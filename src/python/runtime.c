@@ -268,6 +268,10 @@ gmpy_current_device_slow(gmpy_state *st)
     if (st->device_count == 1) {
         return 0;
     }
+    if (gm_process_is_forked()) {
+        gmpy_raise(st, GM_ERR_FORKED, "asking for the current device");
+        return -1;
+    }
     status = gm_backend_device_get(backend, &device);
     if (status != GM_OK) {
         gmpy_raise(st, status, "asking for the current device");
