@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: MIT
 """MemoryHook: the base of objects that are told of allocations and frees."""
 
-from typing import Any, Self
+from __future__ import annotations
 
 from gpumem import _core
+
+TYPE_CHECKING = False  # typing itself would take longer to import than all of this
+if TYPE_CHECKING:
+    from typing import Any, Self
 
 
 class MemoryHook:

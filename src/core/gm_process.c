@@ -73,7 +73,7 @@ gm_process_exit(void)
 gm_status
 gm_process_status(void)
 {
-    switch (gm_process_frozen) {
+    switch (atomic_load(&gm_process_frozen)) {
     case GM_EXITING:
         return GM_ERR_EXITING;
     case GM_FORKED:
