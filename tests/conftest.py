@@ -42,7 +42,19 @@ def open_backend():
         del os.environ["GPUMEM_SIM_DEVICES"]
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--gc-threshold",
+        type=int,
+        metavar="N",
+        help="collect garbage after N new containers; 1 is as often as can be",
+    )
+
+
 def pytest_configure(config):
+    threshold = config.getoption("gc_threshold")
+    if threshold is not None:
+        gc.set_threshold(threshold)
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     try:

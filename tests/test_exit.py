@@ -2,13 +2,20 @@
 """The end of an interpreter, and a forked child: silent, with the right exit status,
 whatever is still held."""
 
+import concurrent.futures
+import itertools
 import sys
+import time
 
 import pytest
 
 PRELUDE = """
-import atexit, builtins, gc, os, sys, threading, time
+import atexit, builtins, gc, os, signal, sys, threading, time
 import gpumem
+class Log(gpumem.MemoryHook):
+    told = 0
+    def malloc_postprocess(self, **kwargs): self.told += 1
+    def free_postprocess(self, **kwargs): self.told += 1
 pool = gpumem.MemoryPool()
 gpumem.set_allocator(pool.malloc)
 pointer = gpumem.alloc(1000)
@@ -65,6 +72,47 @@ ENDINGS = {
         "del gpumem; gc.collect()",
         0,
     ),
+    "a hook that is active": ("log = Log(); log.__enter__()", 0),
+    "a hook that is active in a thread too": (
+        "log = Log(); log.__enter__()\n"
+        "def work():\n"
+        "    Log().__enter__(); kept.append(pool.malloc(1))\n"
+        "kept = []\n"
+        "threading.Thread(target=work).start()",
+        0,
+    ),
+    "a hook that allocates": (
+        "class Again(gpumem.MemoryHook):\n"
+        "    def free_postprocess(self, **kwargs): gpumem.malloc(1)\n"
+        "hook = Again(); hook.__enter__(); pool.malloc(1)",
+        0,
+    ),
+    "functions of the program": (
+        "made = gpumem.PythonFunctionAllocator(\n"
+        "    lambda size, device: raw.ptr, lambda ptr, device: None)\n"
+        "kept = [made.malloc(8), gpumem.MemoryPool(made.malloc).malloc(1)]",
+        0,
+    ),
+    "memory of an owner that refers back": (
+        "class Owner: pass\n"
+        "owner = Owner()\n"
+        "owner.mem = gpumem.UnownedMemory(raw.ptr, 1000, owner)\n"
+        "owner.pointer = gpumem.MemoryPointer(owner.mem, 5)",
+        0,
+    ),
+    "a thread local of a daemon thread": (
+        "def work():\n"
+        "    local.kept = pool.malloc(1); started.set(); time.sleep(60)\n"
+        "local, started = threading.local(), threading.Event()\n"
+        "threading.Thread(target=work, daemon=True).start(); started.wait()",
+        0,
+    ),
+    "SIGTERM with a handler": (
+        "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "while True: pool.malloc(4096)",
+        7,
+    ),
     "os._exit": ("os._exit(4)", 4),
     "a daemon thread": (
         "def churn():\n"
@@ -112,6 +160,24 @@ def test_an_interpreter_ends_silently_in_development_mode(script, ending):
     code, status = ENDINGS[ending]
     done = script(PRELUDE + code, options=("-X", "dev"))
     assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
+
+
+def test_fifty_exits_are_silent_and_quick(script):
+    """In all ways in turn, two interpreters at a time: under a second from the last
+    statement to the end. A busy machine has a second attempt."""
+
+    def leave(ending):
+        code, status = ENDINGS[ending]
+        told = "sys.stderr.write(str(time.monotonic())); sys.stderr.flush()\n"
+        done = script(PRELUDE + told + code)
+        took = time.monotonic() - float(done.stderr)  # which fails if there is more
+        assert (ending, done.returncode, done.stdout) == (ending, status, "")
+        return took
+
+    endings = list(itertools.islice(itertools.cycle(ENDINGS), 50))
+    with concurrent.futures.ThreadPoolExecutor(2) as executor:
+        for ending, took in zip(endings, executor.map(leave, endings), strict=True):
+            assert took < 1 or leave(ending) < 1, ending
 
 
 def test_an_uncaught_exception_is_all_that_is_printed(script):

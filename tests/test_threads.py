@@ -265,3 +265,85 @@ def test_the_allocator_is_changed_while_others_allocate(pool, in_threads):
     gpumem.set_allocator(None)
     at_rest(pool)
     at_rest(other)
+
+
+class Ledger(gpumem.MemoryHook):
+    """Keeps books about what one thread is told."""
+
+    def __init__(self):
+        self.begun, self.given, self.back = 0, {}, 0
+
+    def malloc_preprocess(self, **kwargs):
+        self.begun += 1
+
+    def malloc_postprocess(self, **kwargs):
+        self.given[kwargs["pmem_id"]] = kwargs["mem_ptr"]
+
+    def free_preprocess(self, **kwargs):
+        assert self.given[kwargs["pmem_id"]] == kwargs["mem_ptr"]
+
+    def free_postprocess(self, **kwargs):
+        del self.given[kwargs["pmem_id"]]
+        self.back += 1
+
+
+def test_pools_hooks_and_allocators_are_switched_by_all_at_once(in_threads, unraisable):
+    """Each thread is told of its own requests, all of them and no other's, whichever
+    allocator they went through; and each gets its memory from the pool it named."""
+    pools = [MemoryPool() for _ in range(3)]
+    rounds = 150
+
+    def work(index):
+        rng = random.Random(index)
+        told = 0
+        for i in range(rounds):
+            mine = pools[(index + i) % 3]
+            hook = Ledger()
+            gpumem.set_allocator((pools[i % 3].malloc, None)[i % 2])
+            with gpumem.using_allocator(mine.malloc), hook:
+                before = gpumem.get_allocator()
+                kept = [gpumem.alloc(rng.randrange(1, 9 * UNIT)) for _ in range(4)]
+                assert before == mine.malloc
+                assert len(hook.given) == 4
+                kept.clear()
+            assert (hook.begun, hook.given, hook.back) == (4, {}, 4)
+            told += hook.back
+            gpumem.alloc(UNIT)  # through whichever allocator is set by whomever
+            if i % 20 == 0:
+                mine.free_all_blocks()
+        return told
+
+    assert in_threads(THREADS, work) == [4 * rounds] * THREADS
+    gpumem.set_allocator(None)
+    assert unraisable == []
+    for pool in pools:
+        at_rest(pool)
+
+
+def test_hooks_are_told_of_frees_of_what_other_threads_made(pool, in_threads):
+    """Over all threads what was told as given is what was told as back."""
+    mailboxes = [[] for _ in range(THREADS)]
+    given, back = [], []
+
+    class Hook(gpumem.MemoryHook):
+        def malloc_postprocess(self, **kwargs):
+            given.append(kwargs["mem_ptr"])
+
+        def free_postprocess(self, **kwargs):
+            back.append(kwargs["mem_ptr"])
+
+    def work(index):
+        with Hook():
+            for i in range(200):
+                mailboxes[(index + i) % THREADS].append(pool.malloc(UNIT * (1 + i % 5)))
+                try:
+                    mailboxes[index].pop()
+                except IndexError:
+                    pass
+
+    in_threads(THREADS, work)
+    with Hook():
+        mailboxes.clear()
+    assert len(given) == THREADS * 200
+    assert sorted(back) == sorted(given)
+    at_rest(pool)
