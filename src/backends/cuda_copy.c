@@ -9,9 +9,12 @@
  * the cases apart. So they are followed by a wait for the legacy stream, on which they
  * run: 1 to 2 us when it is idle. Who wants to go on at once has the async forms.
  *
- * Addresses are unified, so a copy or a set needs no device; it runs on a stream of
- * the current one. None of these makes a context but where the thread has none: then
- * the runtime makes that of the current device, like any of its calls.
+ * Addresses are unified, so a copy names no device; an async form runs on its stream.
+ * The plain forms run on the legacy stream of the device whose memory they write: a set
+ * is refused on another, and a wait there would not be for the copy. With several
+ * devices that costs a look at the address, 108 ns. None of these makes a context but
+ * where the thread has none: then the runtime makes that of the current device, like
+ * any of its calls.
  *
  * Threading: any thread.
  */
@@ -28,15 +31,38 @@ GM_STATIC_ASSERT((int)GM_COPY_DEVICE_TO_DEVICE == (int)cudaMemcpyDeviceToDevice,
                  AS_SAME_COPY);
 GM_STATIC_ASSERT((int)GM_COPY_DEFAULT == (int)cudaMemcpyDefault, AS_SAME_COPY);
 
+/* Makes the device current whose memory `ptr` is; leaves host memory's to whichever is.
+ */
+static cudaError_t
+enter_device_of(const cuda_self *self, uintptr_t ptr, cuda_guard *guard)
+{
+    struct cudaPointerAttributes attributes;
+    cudaError_t error;
+
+    *guard = (cuda_guard){.self = self};
+    if (self->count == 1) {
+        return cudaSuccess;
+    }
+    error = cudaPointerGetAttributes(&attributes, (const void *)ptr);
+    if (error != cudaSuccess || attributes.type != cudaMemoryTypeDevice) {
+        return error;
+    }
+    return cuda_enter(self, attributes.device, guard);
+}
+
 gm_status
 cuda_copy(void *self, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind)
 {
-    cudaError_t error =
-        cudaMemcpy((void *)dst, (const void *)src, size, (enum cudaMemcpyKind)kind);
+    cuda_guard guard;
+    cudaError_t error = enter_device_of(self, dst, &guard);
 
-    (void)self;
-    if (error == cudaSuccess && kind != GM_COPY_DEVICE_TO_HOST) {
-        error = cudaStreamSynchronize(cudaStreamLegacy);
+    if (error == cudaSuccess) {
+        error =
+            cudaMemcpy((void *)dst, (const void *)src, size, (enum cudaMemcpyKind)kind);
+        if (error == cudaSuccess && kind != GM_COPY_DEVICE_TO_HOST) {
+            error = cudaStreamSynchronize(cudaStreamLegacy);
+        }
+        cuda_leave(&guard);
     }
     return cuda_status(error);
 }
@@ -96,11 +122,15 @@ cuda_copy_peer_async(void *self,
 gm_status
 cuda_set(void *self, uintptr_t dst, int value, size_t size)
 {
-    cudaError_t error = cudaMemset((void *)dst, value, size);
+    cuda_guard guard;
+    cudaError_t error = enter_device_of(self, dst, &guard);
 
-    (void)self;
     if (error == cudaSuccess) {
-        error = cudaStreamSynchronize(cudaStreamLegacy);
+        error = cudaMemset((void *)dst, value, size);
+        if (error == cudaSuccess) {
+            error = cudaStreamSynchronize(cudaStreamLegacy);
+        }
+        cuda_leave(&guard);
     }
     return cuda_status(error);
 }
