@@ -418,11 +418,12 @@ def test_a_defect_would_be_seen(script):
 
 
 LOADING = """
-import _imp, atexit, importlib.machinery, importlib.util
+import _imp, atexit, importlib.machinery, os, sys
 import _testcapi
 
-folder = importlib.util.find_spec("gpumem").submodule_search_locations
-spec = importlib.machinery.PathFinder.find_spec("gpumem._core", folder)
+# Where it was built: a source tree on the path may hold the package without it.
+folders = [os.path.join(entry or ".", "gpumem") for entry in sys.path]
+spec = importlib.machinery.PathFinder.find_spec("gpumem._core", folders)
 
 def load():
     module = _imp.create_dynamic(spec)
