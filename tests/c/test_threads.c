@@ -18,7 +18,7 @@
 #include <time.h>
 
 enum {
-    TRADERS = 4,
+    TRADERS = 8,
     SLOTS = 64,
 };
 
