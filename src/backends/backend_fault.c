@@ -31,6 +31,11 @@
     X(device_name, (void *self, int device, char *text, size_t size),                  \
       (inner, device, text, size))                                                     \
     X(versions, (void *self, int *driver, int *runtime), (inner, driver, runtime))     \
+    X(device_support, (void *self, int device, unsigned *support),                     \
+      (inner, device, support))                                                        \
+    X(device_reset, (void *self, int device), (inner, device))                         \
+    X(device_incarnation, (void *self, int device, uint64_t *number),                  \
+      (inner, device, number))                                                         \
     X(mem_info, (void *self, int device, size_t *free_bytes, size_t *total_bytes),     \
       (inner, device, free_bytes, total_bytes))                                        \
     X(mem_alloc,                                                                       \
@@ -43,6 +48,16 @@
       (inner, device, size, stream, out))                                              \
     X(mem_free_async, (void *self, int device, uintptr_t ptr, gm_stream stream),       \
       (inner, device, ptr, stream))                                                    \
+    X(mem_pool_get, (void *self, int device, bool original, gm_mem_pool *out),         \
+      (inner, device, original, out))                                                  \
+    X(mem_pool_set, (void *self, int device, gm_mem_pool pool), (inner, device, pool)) \
+    X(mem_pool_trim, (void *self, gm_mem_pool pool, size_t keep), (inner, pool, keep)) \
+    X(mem_pool_read,                                                                   \
+      (void *self, gm_mem_pool pool, gm_mem_pool_field field, uint64_t *value),        \
+      (inner, pool, field, value))                                                     \
+    X(mem_pool_write,                                                                  \
+      (void *self, gm_mem_pool pool, gm_mem_pool_field field, uint64_t value),         \
+      (inner, pool, field, value))                                                     \
     X(copy,                                                                            \
       (void *self, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind),      \
       (inner, dst, src, size, kind))                                                   \
@@ -72,8 +87,27 @@
     X(stream_wait_event, (void *self, gm_stream stream, gm_event event),               \
       (inner, stream, event))                                                          \
     X(stream_id, (void *self, gm_stream stream, uint64_t *id), (inner, stream, id))    \
-    X(stream_capture, (void *self, gm_stream stream, gm_capture_state *state),         \
-      (inner, stream, state))                                                          \
+    X(stream_priority_range, (void *self, int device, int *least, int *most),          \
+      (inner, device, least, most))                                                    \
+    X(stream_info, (void *self, gm_stream stream, unsigned *flags, int *priority),     \
+      (inner, stream, flags, priority))                                                \
+    X(stream_capture,                                                                  \
+      (void *self, gm_stream stream, gm_capture_state *state, uint64_t *id),           \
+      (inner, stream, state, id))                                                      \
+    X(capture_begin, (void *self, gm_stream stream, gm_capture_mode mode),             \
+      (inner, stream, mode))                                                           \
+    X(capture_end, (void *self, gm_stream stream, gm_graph *out),                      \
+      (inner, stream, out))                                                            \
+    X(graph_instantiate, (void *self, gm_graph graph, gm_graph_exec *out),             \
+      (inner, graph, out))                                                             \
+    X(graph_launch, (void *self, gm_graph_exec exec, gm_stream stream),                \
+      (inner, exec, stream))                                                           \
+    X(graph_upload, (void *self, gm_graph_exec exec, gm_stream stream),                \
+      (inner, exec, stream))                                                           \
+    X(graph_debug_dot, (void *self, gm_graph graph, const char *path, unsigned flags), \
+      (inner, graph, path, flags))                                                     \
+    X(graph_destroy, (void *self, gm_graph graph), (inner, graph))                     \
+    X(graph_exec_destroy, (void *self, gm_graph_exec exec), (inner, exec))             \
     X(event_create, (void *self, int device, unsigned flags, gm_event *out),           \
       (inner, device, flags, out))                                                     \
     X(event_destroy, (void *self, gm_event event), (inner, event))                     \

@@ -96,14 +96,22 @@ cuda_stream_id(void *self, gm_stream stream, uint64_t *id)
  * using it would break that capture: the answer then is cudaErrorStreamCaptureImplicit
  * and not "none". */
 gm_status
-cuda_stream_capture(void *self, gm_stream stream, gm_capture_state *state)
+cuda_stream_capture(void *self, gm_stream stream, gm_capture_state *state, uint64_t *id)
 {
     enum cudaStreamCaptureStatus found = cudaStreamCaptureStatusNone;
-    cudaError_t error = cudaStreamIsCapturing((cudaStream_t)stream, &found);
+    unsigned long long number = 0;
+#if CUDART_VERSION >= 13000
+    cudaError_t error = cudaStreamGetCaptureInfo((cudaStream_t)stream, &found, &number,
+                                                 NULL, NULL, NULL, NULL);
+#else
+    cudaError_t error = cudaStreamGetCaptureInfo((cudaStream_t)stream, &found, &number,
+                                                 NULL, NULL, NULL);
+#endif
 
     (void)self;
     if (error == cudaSuccess) {
         *state = (gm_capture_state)found;
+        *id = found == cudaStreamCaptureStatusNone ? 0 : number;
     }
     return cuda_status(error);
 }

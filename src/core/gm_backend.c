@@ -151,6 +151,40 @@ gm_backend_versions(const gm_backend *b, int *driver, int *runtime)
     return status;
 }
 
+gm_status
+gm_backend_device_support(const gm_backend *b, int device, unsigned *support)
+{
+    unsigned value = 0;
+    gm_status status = GM_OK;
+    if (b->device_support != NULL) {
+        status = b->device_support(b->self, device, &value);
+    }
+    if (status == GM_OK) {
+        *support = value;
+    }
+    return status;
+}
+
+gm_status
+gm_backend_device_reset(const gm_backend *b, int device)
+{
+    return CALL_OPTIONAL(b, device_reset, device);
+}
+
+gm_status
+gm_backend_device_incarnation(const gm_backend *b, int device, uint64_t *number)
+{
+    uint64_t value = 0;
+    gm_status status = GM_OK;
+    if (b->device_incarnation != NULL) {
+        status = b->device_incarnation(b->self, device, &value);
+    }
+    if (status == GM_OK) {
+        *number = value;
+    }
+    return status;
+}
+
 /* ---- memory ---- */
 
 gm_status
@@ -205,6 +239,52 @@ gm_backend_mem_free_async(const gm_backend *b,
                           gm_stream stream)
 {
     return CALL_OPTIONAL(b, mem_free_async, device, ptr, stream);
+}
+
+gm_status
+gm_backend_mem_pool_get(const gm_backend *b,
+                        int device,
+                        bool original,
+                        gm_mem_pool *out)
+{
+    gm_mem_pool pool = 0;
+    gm_status status = CALL_OPTIONAL(b, mem_pool_get, device, original, &pool);
+    return take_nonzero(status, pool, out);
+}
+
+gm_status
+gm_backend_mem_pool_set(const gm_backend *b, int device, gm_mem_pool pool)
+{
+    return CALL_OPTIONAL(b, mem_pool_set, device, pool);
+}
+
+gm_status
+gm_backend_mem_pool_trim(const gm_backend *b, gm_mem_pool pool, size_t keep)
+{
+    return CALL_OPTIONAL(b, mem_pool_trim, pool, keep);
+}
+
+gm_status
+gm_backend_mem_pool_read(const gm_backend *b,
+                         gm_mem_pool pool,
+                         gm_mem_pool_field field,
+                         uint64_t *value)
+{
+    uint64_t read = 0;
+    gm_status status = CALL_OPTIONAL(b, mem_pool_read, pool, field, &read);
+    if (status == GM_OK) {
+        *value = read;
+    }
+    return status;
+}
+
+gm_status
+gm_backend_mem_pool_write(const gm_backend *b,
+                          gm_mem_pool pool,
+                          gm_mem_pool_field field,
+                          uint64_t value)
+{
+    return CALL_OPTIONAL(b, mem_pool_write, pool, field, value);
 }
 
 gm_status
@@ -316,19 +396,113 @@ gm_backend_stream_id(const gm_backend *b, gm_stream stream, uint64_t *id)
 }
 
 gm_status
+gm_backend_stream_priority_range(const gm_backend *b, int device, int *least, int *most)
+{
+    int least_value = 0, most_value = 0;
+    gm_status status = GM_OK;
+    if (b->stream_priority_range != NULL) {
+        status = b->stream_priority_range(b->self, device, &least_value, &most_value);
+    }
+    if (status == GM_OK) {
+        *least = least_value;
+        *most = most_value;
+    }
+    return status;
+}
+
+gm_status
+gm_backend_stream_info(const gm_backend *b,
+                       gm_stream stream,
+                       unsigned *flags,
+                       int *priority)
+{
+    unsigned flags_value = 0;
+    int priority_value = 0;
+    gm_status status = GM_OK;
+    if (b->stream_info != NULL) {
+        status = b->stream_info(b->self, stream, &flags_value, &priority_value);
+    }
+    if (status == GM_OK) {
+        *flags = flags_value;
+        *priority = priority_value;
+    }
+    return status;
+}
+
+/* ---- recorded graphs ---- */
+
+gm_status
 gm_backend_stream_capture(const gm_backend *b,
                           gm_stream stream,
-                          gm_capture_state *state)
+                          gm_capture_state *state,
+                          uint64_t *id)
 {
     gm_capture_state value = GM_CAPTURE_NONE;
+    uint64_t number = 0;
     gm_status status = GM_OK;
     if (b->stream_capture != NULL) {
-        status = b->stream_capture(b->self, stream, &value);
+        status = b->stream_capture(b->self, stream, &value, &number);
     }
     if (status == GM_OK) {
         *state = value;
+        *id = number;
     }
     return status;
+}
+
+gm_status
+gm_backend_capture_begin(const gm_backend *b, gm_stream stream, gm_capture_mode mode)
+{
+    return CALL_OPTIONAL(b, capture_begin, stream, mode);
+}
+
+gm_status
+gm_backend_capture_end(const gm_backend *b, gm_stream stream, gm_graph *out)
+{
+    gm_graph graph = 0;
+    gm_status status = CALL_OPTIONAL(b, capture_end, stream, &graph);
+    return take_nonzero(status, graph, out);
+}
+
+gm_status
+gm_backend_graph_instantiate(const gm_backend *b, gm_graph graph, gm_graph_exec *out)
+{
+    gm_graph_exec exec = 0;
+    gm_status status = CALL_OPTIONAL(b, graph_instantiate, graph, &exec);
+    return take_nonzero(status, exec, out);
+}
+
+gm_status
+gm_backend_graph_launch(const gm_backend *b, gm_graph_exec exec, gm_stream stream)
+{
+    return CALL_OPTIONAL(b, graph_launch, exec, stream);
+}
+
+gm_status
+gm_backend_graph_upload(const gm_backend *b, gm_graph_exec exec, gm_stream stream)
+{
+    return CALL_OPTIONAL(b, graph_upload, exec, stream);
+}
+
+gm_status
+gm_backend_graph_debug_dot(const gm_backend *b,
+                           gm_graph graph,
+                           const char *path,
+                           unsigned flags)
+{
+    return CALL_OPTIONAL(b, graph_debug_dot, graph, path, flags);
+}
+
+gm_status
+gm_backend_graph_destroy(const gm_backend *b, gm_graph graph)
+{
+    return CALL_OPTIONAL(b, graph_destroy, graph);
+}
+
+gm_status
+gm_backend_graph_exec_destroy(const gm_backend *b, gm_graph_exec exec)
+{
+    return CALL_OPTIONAL(b, graph_exec_destroy, exec);
 }
 
 /* ---- events ---- */

@@ -33,9 +33,12 @@
 
 #define GM_BACKEND_API_VERSION 1
 
-typedef uintptr_t gm_stream; // native stream handle
-typedef uintptr_t gm_event;  // native event handle
-typedef uint64_t gm_handle;  // physical memory made by vm_create
+typedef uintptr_t gm_stream;     // native stream handle
+typedef uintptr_t gm_event;      // native event handle
+typedef uint64_t gm_handle;      // physical memory made by vm_create
+typedef uintptr_t gm_mem_pool;   // the driver's own pool of stream-ordered memory
+typedef uintptr_t gm_graph;      // recorded work
+typedef uintptr_t gm_graph_exec; // the same, ready to launch
 
 #define GM_STREAM_NULL ((gm_stream)0)
 #define GM_STREAM_LEGACY ((gm_stream)1)
@@ -51,10 +54,26 @@ enum {
 };
 
 typedef enum gm_mem_kind {
-    GM_MEM_DEVICE,  // ordinary device memory
-    GM_MEM_MANAGED, // migrates between host and device
-    GM_MEM_PINNED,  // page-locked host memory
+    GM_MEM_DEVICE,         // ordinary device memory
+    GM_MEM_MANAGED,        // migrates between host and device
+    GM_MEM_PINNED,         // page-locked host memory
+    GM_MEM_WRITE_COMBINED, // the same, uncached: the host writes it, the device reads
+                           // it
 } gm_mem_kind;
+
+/* What one device can do; see device_support. */
+enum {
+    GM_DEVICE_MEMORY_POOLS = 1u << 0,       // mem_alloc_async and the mem_pool_ slots
+    GM_DEVICE_MANAGED = 1u << 1,            // GM_MEM_MANAGED
+    GM_DEVICE_CONCURRENT_MANAGED = 1u << 2, // ... larger than the device, prefetched
+    GM_DEVICE_PAGEABLE_ACCESS = 1u << 3,    // reads plain host memory
+};
+
+typedef enum gm_mem_pool_field {
+    GM_MEM_POOL_USED,              // bytes in use; read only
+    GM_MEM_POOL_RESERVED,          // bytes held from the device; read only
+    GM_MEM_POOL_RELEASE_THRESHOLD, // bytes kept rather than given back
+} gm_mem_pool_field;
 
 /* Values are the CUDA runtime's cudaMemcpyKind. */
 typedef enum gm_copy_kind {
@@ -73,6 +92,13 @@ enum {
     GM_EVENT_DISABLE_TIMING = 1u << 1, // cheaper; event_elapsed refuses it
     GM_EVENT_INTERPROCESS = 1u << 2,   // can be exported
 };
+
+/* Which calls of which threads a recording forbids: the runtime's numbers. */
+typedef enum gm_capture_mode {
+    GM_CAPTURE_MODE_GLOBAL = 0,
+    GM_CAPTURE_MODE_THREAD_LOCAL = 1,
+    GM_CAPTURE_MODE_RELAXED = 2,
+} gm_capture_mode;
 
 typedef enum gm_capture_state {
     GM_CAPTURE_NONE,
@@ -144,6 +170,17 @@ typedef struct gm_backend {
      * Creates no context. Default: 0 and 0. */
     gm_status (*versions)(void *self, int *driver, int *runtime);
 
+    /* GM_DEVICE_* of one device. Creates no context. Default: none. */
+    gm_status (*device_support)(void *self, int device, unsigned *support);
+
+    /* Ends all that exists on `device`: memory, streams, events. Nobody else uses it
+     * meanwhile. */
+    gm_status (*device_reset)(void *self, int device);
+
+    /* A number that changes when all that existed on `device` is gone, because somebody
+     * reset it; 0 while nothing ever existed there. Creates no context. Default: 0. */
+    gm_status (*device_incarnation)(void *self, int device, uint64_t *number);
+
     /* ---- memory ---- */
 
     /* Bytes nobody holds, and bytes there are, on `device`. Required. */
@@ -170,6 +207,25 @@ typedef struct gm_backend {
                                 int device,
                                 uintptr_t ptr,
                                 gm_stream stream);
+
+    /* The driver's pool that mem_alloc_async takes from on `device`, or with `original`
+     * the one it took from at first. mem_pool_set chooses another. */
+    gm_status (*mem_pool_get)(void *self, int device, bool original, gm_mem_pool *out);
+    gm_status (*mem_pool_set)(void *self, int device, gm_mem_pool pool);
+
+    /* Gives what the pool holds beyond `keep` bytes back to the device; what is in use,
+     * or was freed in the order of a stream that has not got there, stays. */
+    gm_status (*mem_pool_trim)(void *self, gm_mem_pool pool, size_t keep);
+
+    /* One number of a pool. Writing is for the fields that are not read only. */
+    gm_status (*mem_pool_read)(void *self,
+                               gm_mem_pool pool,
+                               gm_mem_pool_field field,
+                               uint64_t *value);
+    gm_status (*mem_pool_write)(void *self,
+                                gm_mem_pool pool,
+                                gm_mem_pool_field field,
+                                uint64_t value);
 
     /* Copies `size` > 0 bytes. The plain form returns when the destination holds them
      * (blocking, on the legacy stream); the async form queues on `stream`, and both
@@ -228,8 +284,49 @@ typedef struct gm_backend {
      * each request (93 ns): asked when a stream becomes current. Required. */
     gm_status (*stream_id)(void *self, gm_stream stream, uint64_t *id);
 
-    /* Whether the stream records a graph. Default: GM_CAPTURE_NONE. */
-    gm_status (*stream_capture)(void *self, gm_stream stream, gm_capture_state *state);
+    /* The numbers of the least urgent and the most urgent priority. Default: 0, 0. */
+    gm_status (*stream_priority_range)(void *self, int device, int *least, int *most);
+
+    /* What the stream was made with: GM_STREAM_* and its priority as the device took
+     * it. Default: none and 0. */
+    gm_status (*stream_info)(void *self,
+                             gm_stream stream,
+                             unsigned *flags,
+                             int *priority);
+
+    /* ---- recorded graphs ---- */
+
+    /* Whether the stream records a graph, and which: *id is a number no other recording
+     * of this process has, 0 where there is none. Never disturbs a recording. Default:
+     * GM_CAPTURE_NONE, 0. */
+    gm_status (*stream_capture)(void *self,
+                                gm_stream stream,
+                                gm_capture_state *state,
+                                uint64_t *id);
+
+    /* From here to capture_end work queued on `stream`, and on streams that wait for
+     * its events, is recorded and not run. Not on a default stream. A call that the
+     * mode forbids fails and spoils the recording. capture_end also ends a spoilt one,
+     * and fails then. */
+    gm_status (*capture_begin)(void *self, gm_stream stream, gm_capture_mode mode);
+    gm_status (*capture_end)(void *self, gm_stream stream, gm_graph *out);
+
+    /* Makes a graph ready to launch; the graph is not needed for it any more. */
+    gm_status (*graph_instantiate)(void *self, gm_graph graph, gm_graph_exec *out);
+
+    /* Queues the recorded work, or its upload to the device, on `stream`. */
+    gm_status (*graph_launch)(void *self, gm_graph_exec exec, gm_stream stream);
+    gm_status (*graph_upload)(void *self, gm_graph_exec exec, gm_stream stream);
+
+    /* Writes the graph in DOT to a file; `flags` are the runtime's. */
+    gm_status (*graph_debug_dot)(void *self,
+                                 gm_graph graph,
+                                 const char *path,
+                                 unsigned flags);
+
+    /* Ends the handles. A launch under way goes on. */
+    gm_status (*graph_destroy)(void *self, gm_graph graph);
+    gm_status (*graph_exec_destroy)(void *self, gm_graph_exec exec);
 
     /* ---- events ---- */
 
@@ -328,6 +425,10 @@ gm_status gm_backend_device_synchronize(const gm_backend *b, int device);
 gm_status
 gm_backend_device_name(const gm_backend *b, int device, char *text, size_t size);
 gm_status gm_backend_versions(const gm_backend *b, int *driver, int *runtime);
+gm_status gm_backend_device_support(const gm_backend *b, int device, unsigned *support);
+gm_status gm_backend_device_reset(const gm_backend *b, int device);
+gm_status
+gm_backend_device_incarnation(const gm_backend *b, int device, uint64_t *number);
 
 gm_status gm_backend_mem_info(const gm_backend *b,
                               int device,
@@ -343,6 +444,20 @@ gm_status gm_backend_mem_free_async(const gm_backend *b,
                                     int device,
                                     uintptr_t ptr,
                                     gm_stream stream);
+gm_status gm_backend_mem_pool_get(const gm_backend *b,
+                                  int device,
+                                  bool original,
+                                  gm_mem_pool *out);
+gm_status gm_backend_mem_pool_set(const gm_backend *b, int device, gm_mem_pool pool);
+gm_status gm_backend_mem_pool_trim(const gm_backend *b, gm_mem_pool pool, size_t keep);
+gm_status gm_backend_mem_pool_read(const gm_backend *b,
+                                   gm_mem_pool pool,
+                                   gm_mem_pool_field field,
+                                   uint64_t *value);
+gm_status gm_backend_mem_pool_write(const gm_backend *b,
+                                    gm_mem_pool pool,
+                                    gm_mem_pool_field field,
+                                    uint64_t value);
 gm_status gm_backend_copy(
     const gm_backend *b, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind);
 gm_status gm_backend_copy_async(const gm_backend *b,
@@ -376,9 +491,34 @@ gm_status gm_backend_stream_synchronize(const gm_backend *b, gm_stream stream);
 gm_status
 gm_backend_stream_wait_event(const gm_backend *b, gm_stream stream, gm_event event);
 gm_status gm_backend_stream_id(const gm_backend *b, gm_stream stream, uint64_t *id);
+gm_status gm_backend_stream_priority_range(const gm_backend *b,
+                                           int device,
+                                           int *least,
+                                           int *most);
+gm_status gm_backend_stream_info(const gm_backend *b,
+                                 gm_stream stream,
+                                 unsigned *flags,
+                                 int *priority);
+
 gm_status gm_backend_stream_capture(const gm_backend *b,
                                     gm_stream stream,
-                                    gm_capture_state *state);
+                                    gm_capture_state *state,
+                                    uint64_t *id);
+gm_status
+gm_backend_capture_begin(const gm_backend *b, gm_stream stream, gm_capture_mode mode);
+gm_status gm_backend_capture_end(const gm_backend *b, gm_stream stream, gm_graph *out);
+gm_status
+gm_backend_graph_instantiate(const gm_backend *b, gm_graph graph, gm_graph_exec *out);
+gm_status
+gm_backend_graph_launch(const gm_backend *b, gm_graph_exec exec, gm_stream stream);
+gm_status
+gm_backend_graph_upload(const gm_backend *b, gm_graph_exec exec, gm_stream stream);
+gm_status gm_backend_graph_debug_dot(const gm_backend *b,
+                                     gm_graph graph,
+                                     const char *path,
+                                     unsigned flags);
+gm_status gm_backend_graph_destroy(const gm_backend *b, gm_graph graph);
+gm_status gm_backend_graph_exec_destroy(const gm_backend *b, gm_graph_exec exec);
 
 gm_status
 gm_backend_event_create(const gm_backend *b, int device, unsigned flags, gm_event *out);

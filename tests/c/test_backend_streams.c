@@ -235,9 +235,11 @@ CONFORMANCE(stream_ids_are_never_used_again)
 CONFORMANCE(streams_do_not_record_graphs)
 {
     gm_capture_state state = GM_CAPTURE_INVALIDATED;
+    uint64_t id = 1;
     gm_stream stream = take_stream(b, 0);
-    CHECK_EQ(gm_backend_stream_capture(b, stream, &state), GM_OK);
+    CHECK_EQ(gm_backend_stream_capture(b, stream, &state, &id), GM_OK);
     CHECK_EQ(state, GM_CAPTURE_NONE);
+    CHECK_EQ(id, 0);
     CHECK_EQ(gm_backend_stream_destroy(b, stream), GM_OK);
 }
 

@@ -288,6 +288,7 @@ TEST(backend_missing_slots_have_their_defaults)
     int driver = 7, runtime = 7;
     char text[8] = "", shorter[3] = "";
     gm_capture_state capture = GM_CAPTURE_ACTIVE;
+    uint64_t number = 1;
     bool can = true;
     CHECK_EQ(gm_backend_last_error(&b), 0);
     CHECK_EQ(gm_backend_versions(&b, &driver, &runtime), GM_OK);
@@ -298,8 +299,9 @@ TEST(backend_missing_slots_have_their_defaults)
     CHECK_EQ(gm_backend_device_name(&b, 0, shorter, sizeof shorter), GM_OK);
     CHECK(strcmp(shorter, "ba") == 0);
     CHECK_EQ(gm_backend_device_name(&b, 0, text, 0), GM_ERR_INVALID_VALUE);
-    CHECK_EQ(gm_backend_stream_capture(&b, 0, &capture), GM_OK);
+    CHECK_EQ(gm_backend_stream_capture(&b, 0, &capture, &number), GM_OK);
     CHECK_EQ(capture, GM_CAPTURE_NONE);
+    CHECK_EQ(number, 0);
     CHECK_EQ(gm_backend_peer_can_access(&b, 0, 1, &can), GM_OK);
     CHECK(!can);
     gm_backend_close(&b); // nothing to do, and nothing is done

@@ -211,13 +211,14 @@ fail_streams_and_events(const gm_backend *b)
     uint64_t id = 7;
     float ms = 7.0f;
     gm_capture_state capture = GM_CAPTURE_NONE;
+    uint64_t number = 0;
     FAILS(stream_create, 0, 0, 0, &handle);
     FAILS(stream_destroy, 1);
     FAILS(stream_query, 1);
     FAILS(stream_synchronize, 1);
     FAILS(stream_wait_event, 1, 2);
     FAILS(stream_id, 1, &id);
-    FAILS(stream_capture, 1, &capture);
+    FAILS(stream_capture, 1, &capture, &number);
     FAILS(event_create, 0, 0, &handle);
     FAILS(event_destroy, 1);
     FAILS(event_record, 1, 2);
