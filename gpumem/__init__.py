@@ -89,3 +89,12 @@ __all__ = [
     "show_config",
     "using_allocator",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Imports the modules that most programs do without when they are first named."""
+    if name in ("memory_hooks", "testing"):
+        from importlib import import_module
+
+        return import_module(f"gpumem.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -252,6 +252,10 @@ def _new_pool(args: argparse.Namespace) -> gpumem.MemoryPool | None:
     if args.pool == "raw":
         return None
     pool = gpumem.MemoryPool()
+    try:
+        pool.get_limit()  # what the environment says
+    except ValueError as error:
+        raise _Unusable(error) from error
     if args.limit is not None:
         pool.set_limit(**args.limit)
     return pool
@@ -320,17 +324,28 @@ def _size(size: int) -> str:
 
 
 def _run_info(args: argparse.Namespace) -> int:
-    _open_backend()
+    devices: list[dict[str, Any]] = []
+    trouble: Exception | None = None
+    try:
+        _open_backend()
+        devices = _devices()
+        gpumem.MemoryPool().get_limit()  # what the environment says
+    except (_Unusable, ValueError, RuntimeError) as error:
+        trouble = error  # then the rest is worth most
     facts = {
         "config": config(),
-        "devices": _devices(),
+        "devices": devices,
         "environment": {
             name: {"value": os.environ.get(name), "meaning": meaning}
             for name, meaning in _ENVIRONMENT.items()
         },
     }
     print(json.dumps(facts) if args.json else "\n".join(_tell(facts)))
-    return 0
+    if trouble is None:
+        return 0
+    return _complain(
+        trouble, _INCOMPLETE if isinstance(trouble, RuntimeError) else _UNUSABLE
+    )
 
 
 def _devices() -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class MemoryHook:
-    """Told of what the calling thread allocates and frees, inside a with statement.
+    """Told of what the calling thread takes from pools, inside a with statement.
 
     Derive from it and override the callbacks of interest. They get keyword arguments
     alone; those that end in preprocess run before, those in postprocess after, also

@@ -2,6 +2,7 @@
 """Ready-made memory hooks: one that prints, one that adds up by line of code."""
 
 import json
+import operator
 import sys
 from types import FrameType
 from typing import Any, TextIO
@@ -71,6 +72,8 @@ class LineProfileHook(MemoryHook):
     name = "LineProfileHook"
 
     def __init__(self, max_depth: int = 0) -> None:
+        if operator.index(max_depth) < 0:
+            raise ValueError(f"max_depth must be 0 or more, not {max_depth}")
         self._max_depth = max_depth
         self._root = _Line()
 

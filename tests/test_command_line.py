@@ -166,9 +166,46 @@ def test_a_warning_that_is_an_error_is_one_complaint():
     if facts["built_with_cuda"] and facts["cuda_devices"] > 0:
         pytest.skip("this machine has a GPU, so nothing warns")
     done = run(["info"], ["-W", "error"], environ={"GPUMEM_BACKEND": "auto"})
-    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.returncode == 2
     assert done.stderr.startswith(b"gpumem: gpumem uses the simulated device")
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["GPUMEM_MEMORY_LIMIT", "CUPY_GPU_MEMORY_LIMIT"])
+@pytest.mark.parametrize("options", [[], ["--json"], ["--limit", "1GiB"], ["--verify"]])
+def test_a_limit_variable_that_is_none_is_one_complaint(trace, variable, options):
+    done = run(["replay", trace, *options], environ={variable: "abc"})
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(
+        f"gpumem: environment variable {variable} is 'abc'; accepted: ".encode()
+    )
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "code"),
+    [
+        ("GPUMEM_BACKEND", "gpu", 2),
+        ("GPUMEM_SIM_DEVICES", "0", 2),
+        ("GPUMEM_MEMORY_LIMIT", "abc", 2),
+    ],
+)
+def test_info_says_what_it_can_when_a_variable_is_bad(variable, value, code):
+    done = run(["info"], environ={variable: value})
+    assert done.returncode == code
+    assert b"built with CUDA" in done.stdout
+    assert f"{variable}: '{value}'".encode() in done.stdout
+    assert done.stderr.startswith(f"gpumem: environment variable {variable}".encode())
+
+
+def test_info_says_what_was_built_where_there_is_no_device():
+    facts = _core._config()
+    if facts["built_with_cuda"] and facts["cuda_devices"] > 0:
+        pytest.skip("this machine has a GPU")
+    done = run(["info"], environ={"GPUMEM_BACKEND": "cuda"})
+    assert done.returncode == 1
+    assert b"built with CUDA" in done.stdout
+    assert done.stderr.startswith(b"gpumem: ")
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "1000001", "\u0663"])

@@ -594,6 +594,26 @@ def test_line_profile_hook_counts_a_request_that_failed(pool):
     assert report.getvalue().startswith("_root (1.00MB, 0B)\n")
 
 
+@pytest.mark.parametrize(
+    ("depth", "error"), [("x", TypeError), (1.5, TypeError), (-1, ValueError)]
+)
+def test_line_profile_hook_refuses_a_depth_that_is_none(depth, error):
+    with pytest.raises(error):
+        LineProfileHook(depth)
+
+
+@pytest.mark.parametrize("callback", ["free_preprocess", "free_postprocess"])
+def test_a_hook_that_raises_on_a_free_is_named(pool, monkeypatch, callback):
+    blamed = []
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda report: blamed.append(report.object)
+    )
+    with raiser(callback) as hook:
+        pointer = pool.malloc(UNIT)
+        del pointer
+    assert blamed == [hook]
+
+
 def test_line_profile_hook_reports_to_stdout(capsys):
     LineProfileHook().print_report()
     assert capsys.readouterr().out == "_root (0B, 0B)\n"

@@ -109,6 +109,13 @@ del first, pool
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names a Linux suffix")
+@pytest.mark.parametrize("name", ["memory_hooks", "testing"])
+def test_its_other_modules_come_when_they_are_named(script, name):
+    code = f"import gpumem; print(gpumem.{name}.__name__, hasattr(gpumem, 'nothing'))"
+    done = script(code)
+    assert (done.stdout, done.stderr) == (f"gpumem.{name} False\n", "")
+
+
 def test_the_module_says_what_it_is():
     from gpumem import _core
 

@@ -156,8 +156,10 @@ gm_status cuda_stream_query(void *self, gm_stream stream);
 gm_status cuda_stream_synchronize(void *self, gm_stream stream);
 gm_status cuda_stream_wait_event(void *self, gm_stream stream, gm_event event);
 gm_status cuda_stream_id(void *self, gm_stream stream, uint64_t *id);
-gm_status
-cuda_stream_capture(void *self, gm_stream stream, gm_capture_state *state, uint64_t *id);
+gm_status cuda_stream_capture(void *self,
+                              gm_stream stream,
+                              gm_capture_state *state,
+                              uint64_t *id);
 
 gm_status cuda_event_create(void *self, int device, unsigned flags, gm_event *out);
 gm_status cuda_event_destroy(void *self, gm_event event);

@@ -64,8 +64,9 @@ unpack_positional(const gmpy_signature *signature,
 {
     if (nargs > signature->positional) {
         PyErr_Format(PyExc_TypeError,
-                     "%s() takes at most %d positional arguments, got %zd",
-                     signature->function, signature->positional, nargs);
+                     "%s() takes at most %d positional argument%s, got %zd",
+                     signature->function, signature->positional,
+                     signature->positional == 1 ? "" : "s", nargs);
         return -1;
     }
     for (int i = 0; i < signature->count; i++) {

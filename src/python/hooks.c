@@ -75,6 +75,18 @@ call_hook(PyObject *hook, const char *callback, const gmpy_hook_event *event)
     return result ? 0 : -1;
 }
 
+void
+gmpy_hooks_tell(PyObject *hooks, const char *callback, const gmpy_hook_event *event)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(hooks); i++) {
+        PyObject *hook = PyList_GET_ITEM(hooks, i);
+
+        if (call_hook(hook, callback, event) < 0) {
+            PyErr_WriteUnraisable(hook);
+        }
+    }
+}
+
 int
 gmpy_hooks_call(PyObject *hooks, const char *callback, const gmpy_hook_event *event)
 {

@@ -527,6 +527,11 @@ typedef struct gmpy_hook_event {
 int
 gmpy_hooks_call(PyObject *hooks, const char *callback, const gmpy_hook_event *event);
 
+/* The same where nobody can be told of an error: each goes to sys.unraisablehook with
+ * its hook. No exception is pending. */
+void
+gmpy_hooks_tell(PyObject *hooks, const char *callback, const gmpy_hook_event *event);
+
 extern PyMethodDef gmpy_hooks_methods[];
 
 /* ---- device.c ---- */

@@ -98,12 +98,15 @@ pooled_memory_give_back_hooked(gmpy_pooled_memory *self, gm_block *block, uintpt
     GMPY_TAKE_ERROR(pending);
     PyObject *hooks = gmpy_hooks_snapshot(self->st);
 
-    if (!hooks || gmpy_hooks_call(hooks, "free_preprocess", &event) < 0) {
+    if (hooks) {
+        gmpy_hooks_tell(hooks, "free_preprocess", &event);
+    }
+    else {
         PyErr_WriteUnraisable(NULL);
     }
     pooled_memory_give_back(self, block);
-    if (hooks && gmpy_hooks_call(hooks, "free_postprocess", &event) < 0) {
-        PyErr_WriteUnraisable(NULL);
+    if (hooks) {
+        gmpy_hooks_tell(hooks, "free_postprocess", &event);
     }
     Py_XDECREF(hooks);
     GMPY_GIVE_ERROR(pending);

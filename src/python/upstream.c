@@ -103,8 +103,14 @@ callable_check(gmpy_upstream *up, int device, size_t size, PyObject *result)
     }
     mem = (const gmpy_base_memory *)pointer->mem;
     offset = pointer->ptr - mem->ptr;
-    if (mem->size > UINTPTR_MAX - mem->ptr || offset > mem->size ||
-        mem->size - offset < size) {
+    if (mem->size > UINTPTR_MAX - mem->ptr) {
+        PyErr_Format(PyExc_ValueError,
+                     "the pool's allocator returned %zu bytes at %s, which is past the "
+                     "end of all addresses",
+                     mem->size, gmpy_as_hex(mem->ptr).text);
+        return GM_ERR_CALLBACK;
+    }
+    if (offset > mem->size || mem->size - offset < size) {
         PyErr_Format(
             PyExc_ValueError,
             "the pool's allocator returned offset %zd of %zu bytes at %s where "
