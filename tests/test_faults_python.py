@@ -265,6 +265,16 @@ ENTRIES = {
         "p, q = gpumem.malloc(UNIT), gpumem.malloc(UNIT)\n"
         "stream, data, back = gpumem.Stream(), bytes(500), bytearray(500)",
     ),
+    "the host's side": (
+        "for host in hosts: p.copy_to_host(host, 8)\n"
+        "try: p.copy_to_host(ctypes.POINTER(ctypes.c_int)(), 8)\n"
+        "except TypeError: pass\n"
+        "try: p.copy_to_host(ctypes.c_void_p(), 8)\nexcept TypeError: pass",
+        "p, back = gpumem.malloc(UNIT), (ctypes.c_char * 8)()\n"
+        "class Pair(ctypes.Structure): _fields_ = [('value', ctypes.c_int64)]\n"
+        "hosts = [back, Pair(), ctypes.pointer(back), ctypes.addressof(back)]\n"
+        "hosts.append(ctypes.c_void_p(hosts[-1]))",
+    ),
     "copies refused": (
         "try: p.copy_from_host(data, 600)\nexcept ValueError: pass\n"
         "try: p.memset(0, 600)\nexcept ValueError: pass\n"

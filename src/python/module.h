@@ -400,6 +400,21 @@ gmpy_is_pointer(gmpy_state *st, PyObject *op)
     return PyObject_TypeCheck(op, gmpy_type(st->MemoryPointerType));
 }
 
+/* ---- host_range.c ---- */
+
+/* Host memory that an argument stands for. */
+typedef struct gmpy_host_range {
+    uintptr_t address;
+    Py_buffer buffer; // obj is NULL where no buffer is held
+} gmpy_host_range;
+
+/* `size` > 0 bytes of host memory, to be written or read. 0; or -1 with TypeError,
+ * BufferError, OverflowError, or ValueError for a buffer that is too short, and nothing
+ * held. */
+int
+gmpy_host_range_init(PyObject *arg, size_t size, bool writable, gmpy_host_range *out);
+void gmpy_host_range_fini(gmpy_host_range *range);
+
 /* ---- pointer_copy.c ---- */
 
 /* The copy and fill methods of MemoryPointer. */

@@ -8,14 +8,14 @@
  * interpreter. A size of 0 touches neither device nor pointers. A range that leaves
  * the memory it starts in is a ValueError, before any device call.
  *
- * The host's side is an address (int), a ctypes pointer with a `value`, or an object
- * with the buffer protocol; a buffer's length is checked too. An async copy of a buffer
- * waits for the stream, as the runtime does for pageable memory: nothing else would
- * keep the buffer until the copy is done.
+ * What the host's side may be is host_range.c's. An async copy of a buffer waits for
+ * the stream, as the runtime does for pageable memory: nothing else would keep the
+ * buffer until the copy is done.
+ *
+ * While a stream records a graph, what returns only when it is done cannot be recorded
+ * and would spoil the recording: it is refused before any device call.
  */
 #include "module.h"
-
-/* ---- ranges ---- */
 
 /* 0 when `size` bytes from the pointer lie inside its memory, else -1, ValueError. */
 static int
@@ -40,81 +40,6 @@ check_range(const gmpy_pointer *pointer, size_t size)
     return 0;
 }
 
-/* The host's side of a copy. */
-typedef struct host_range {
-    uintptr_t address;
-    Py_buffer buffer; // obj is NULL where no buffer is held
-} host_range;
-
-static void
-host_range_fini(host_range *range)
-{
-    PyBuffer_Release(&range->buffer); // does nothing where none is held
-}
-
-static int
-host_range_from_buffer(PyObject *arg, size_t size, bool writable, host_range *out)
-{
-    int flags = writable ? PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS : PyBUF_C_CONTIGUOUS;
-
-    if (PyObject_GetBuffer(arg, &out->buffer, flags) < 0) {
-        return -1;
-    }
-    if ((size_t)out->buffer.len < size) {
-        PyErr_Format(PyExc_ValueError,
-                     "%zu bytes do not fit the host buffer of %zd bytes", size,
-                     out->buffer.len);
-        host_range_fini(out);
-        return -1;
-    }
-    out->address = (uintptr_t)out->buffer.buf;
-    return 0;
-}
-
-static int
-host_range_init(PyObject *arg, size_t size, bool writable, host_range *out)
-{
-    PyObject *value;
-    int result;
-
-    *out = (host_range){0};
-    /* First what is memory itself: a NumPy array also has __index__, a ctypes array
-     * also a value. A ctypes pointer is no sequence; its own buffer is the pointer's
-     * bytes. */
-    if (PyObject_CheckBuffer(arg) && PySequence_Check(arg)) {
-        return host_range_from_buffer(arg, size, writable, out);
-    }
-    if (PyIndex_Check(arg)) {
-        return gmpy_as_address(arg, "mem", &out->address);
-    }
-    value = PyObject_GetAttrString(arg, "value");
-    if (!value) {
-        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
-            return -1;
-        }
-        PyErr_Clear();
-        if (PyObject_CheckBuffer(arg)) {
-            return host_range_from_buffer(arg, size, writable, out);
-        }
-        PyErr_Format(PyExc_TypeError,
-                     "mem must be an address, a ctypes pointer or a buffer, not %s",
-                     Py_TYPE(arg)->tp_name);
-        return -1;
-    }
-    if (value == Py_None) {
-        PyErr_SetString(PyExc_TypeError, "mem is a null pointer");
-        result = -1;
-    }
-    else if (PyIndex_Check(value)) {
-        result = gmpy_as_address(value, "mem.value", &out->address);
-    }
-    else {
-        result = host_range_from_buffer(value, size, writable, out); // c_char_p's
-    }
-    Py_DECREF(value);
-    return result;
-}
-
 /* ---- doing it ---- */
 
 /* One copy or fill, ready to run. */
@@ -132,6 +57,7 @@ typedef struct transfer {
     bool async;
     bool wait; // for the stream, as nothing else keeps the host's side until then
     gmpy_stream_ref stream; // of the async form
+    gm_stream current;      // of the plain form, which works beside it
 } transfer;
 
 /* Lets the source's device reach the destination's directly where it can. Asked each
@@ -168,6 +94,23 @@ transfer_now(const transfer *t)
                     : gm_backend_copy(b, t->dst, t->src, t->size, t->kind);
 }
 
+/* GM_ERR_CAPTURING where the transfer waits and its stream, or the current one for a
+ * plain form, records a graph. A stream that cannot be asked is left to the transfer.
+ */
+static gm_status
+transfer_check_capture(const transfer *t)
+{
+    gm_stream stream = t->async ? t->stream.handle : t->current;
+    gm_capture_state state = GM_CAPTURE_NONE;
+    uint64_t id;
+
+    if ((t->async && !t->wait) || stream <= GM_STREAM_LEGACY ||
+        gm_backend_stream_capture(t->backend, stream, &state, &id) != GM_OK) {
+        return GM_OK;
+    }
+    return state == GM_CAPTURE_NONE ? GM_OK : GM_ERR_CAPTURING;
+}
+
 /* The transfer, on its stream's device and without the interpreter. */
 static gm_status
 transfer_run(const transfer *t)
@@ -178,7 +121,10 @@ transfer_run(const transfer *t)
     Py_BEGIN_ALLOW_THREADS
     status = gmpy_stream_enter(t->backend, &t->stream, &back);
     if (status == GM_OK) {
-        status = transfer_now(t);
+        status = transfer_check_capture(t);
+        if (status == GM_OK) {
+            status = transfer_now(t);
+        }
         if (status == GM_OK && t->wait) {
             status = gm_backend_stream_synchronize(t->backend, t->stream.handle);
         }
@@ -189,10 +135,20 @@ transfer_run(const transfer *t)
 }
 
 static PyObject *
-finish(gmpy_state *st, gm_status status, const char *what)
+finish(const transfer *t, gm_status status, const char *what)
 {
+    if (status == GM_ERR_CAPTURING) {
+        return PyErr_Format(
+            PyExc_RuntimeError,
+            t->async
+                ? "%s: the stream records a graph, where a buffer cannot be waited "
+                  "for; give the address of host memory that outlives the graph"
+                : "%s: the current stream records a graph, which takes the _async "
+                  "forms alone",
+            what);
+    }
     if (status != GM_OK) {
-        return gmpy_raise(st, status, what);
+        return gmpy_raise(t->st, status, what);
     }
     Py_RETURN_NONE;
 }
@@ -202,6 +158,8 @@ finish(gmpy_state *st, gm_status status, const char *what)
 static int
 transfer_init(transfer *t, PyObject *self, bool async, PyObject *stream)
 {
+    gmpy_stream_ref current;
+
     *t = (transfer){
         .st = ((gmpy_pointer *)self)->st,
         .async = async,
@@ -211,7 +169,14 @@ transfer_init(transfer *t, PyObject *self, bool async, PyObject *stream)
     if (!t->backend) {
         return -1;
     }
-    return async ? gmpy_as_stream(t->st, stream, &t->stream) : 0;
+    if (async) {
+        return gmpy_as_stream(t->st, stream, &t->stream);
+    }
+    if (gmpy_as_stream(t->st, NULL, &current) < 0) {
+        return -1;
+    }
+    t->current = current.handle;
+    return 0;
 }
 
 static PyObject *
@@ -241,7 +206,7 @@ copy_from_device(
     t.kind = GM_COPY_DEVICE_TO_DEVICE;
     t.dst_device = self->device_id;
     t.src_device = src->device_id;
-    return finish(t.st, transfer_run(&t), "copying from device memory");
+    return finish(&t, transfer_run(&t), "copying from device memory");
 }
 
 static PyObject *
@@ -254,7 +219,7 @@ copy_host(PyObject *op,
 {
     const gmpy_pointer *self = (const gmpy_pointer *)op;
     bool to_host = kind == GM_COPY_DEVICE_TO_HOST;
-    host_range host;
+    gmpy_host_range host;
     gm_status status;
     transfer t;
 
@@ -264,7 +229,8 @@ copy_host(PyObject *op,
     if (size == 0) {
         Py_RETURN_NONE;
     }
-    if (check_range(self, size) < 0 || host_range_init(mem, size, to_host, &host) < 0) {
+    if (check_range(self, size) < 0 ||
+        gmpy_host_range_init(mem, size, to_host, &host) < 0) {
         return NULL;
     }
     t.dst = to_host ? host.address : self->ptr;
@@ -273,8 +239,8 @@ copy_host(PyObject *op,
     t.kind = kind;
     t.wait = async && host.buffer.obj != NULL;
     status = transfer_run(&t);
-    host_range_fini(&host);
-    return finish(t.st, status,
+    gmpy_host_range_fini(&host);
+    return finish(&t, status,
                   to_host ? "copying to host memory" : "copying from host memory");
 }
 
@@ -297,7 +263,7 @@ fill(PyObject *op, int value, size_t size, bool async, PyObject *stream)
     t.size = size;
     t.fill = true;
     t.value = value;
-    return finish(t.st, transfer_run(&t), "filling device memory");
+    return finish(&t, transfer_run(&t), "filling device memory");
 }
 
 /* ---- methods ---- */
@@ -405,6 +371,7 @@ COPY_METHODS(DEFINE_METHODS)
     "    ValueError: the range leaves the memory it starts in, or the memory was "     \
     "given\n"                                                                          \
     "        back.\n"                                                                  \
+    "    RuntimeError: the call would have to wait while a stream records a graph.\n"  \
     "    CUDARuntimeError: the device refused.\n"
 
 PyDoc_STRVAR(
