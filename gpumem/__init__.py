@@ -50,7 +50,7 @@ from gpumem._core import (
     malloc_managed,
     set_allocator,
 )
-from gpumem._memory_hook import MemoryHook
+from gpumem._memory_hook import MemoryHook, add_process_hook, remove_process_hook
 from gpumem._scope import using_allocator
 from gpumem._version import __version__
 
@@ -76,6 +76,7 @@ __all__ = [
     "Stream",
     "UnownedMemory",
     "__version__",
+    "add_process_hook",
     "alloc",
     "get_allocator",
     "get_backend",
@@ -85,6 +86,7 @@ __all__ = [
     "get_elapsed_time",
     "malloc",
     "malloc_managed",
+    "remove_process_hook",
     "set_allocator",
     "show_config",
     "using_allocator",

@@ -17,6 +17,7 @@ import io
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -241,10 +242,15 @@ def _run_replay(args: argparse.Namespace) -> int:
 def _open_backend() -> str:
     """Name of the backend in use; the first use of the device is here."""
     try:
-        return gpumem.get_backend()
+        # Warnings are told as complaints are: no line of ours is to blame.
+        with warnings.catch_warnings(record=True) as told:
+            name = gpumem.get_backend()
     except (ValueError, RuntimeWarning) as error:
         # A variable that makes no sense, or warnings that are to be errors.
         raise _Unusable(error) from error
+    for warning in told:
+        _complain(warning.message, 0)
+    return name
 
 
 def _new_pool(args: argparse.Namespace) -> gpumem.MemoryPool | None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""MemoryHook: the base of objects that are told of allocations and frees."""
+"""MemoryHook: the base of objects that are told of allocations and frees, and the two
+functions that let one see the whole process."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 class MemoryHook:
     """Told of what the calling thread takes from pools, inside a with statement.
+
+    add_process_hook makes one see every thread instead.
 
     Derive from it and override the callbacks of interest. They get keyword arguments
     alone; those that end in preprocess run before, those in postprocess after, also
@@ -99,3 +102,46 @@ class MemoryHook:
             mem_ptr (int): the address.
             pmem_id (int): id() of the memory object.
         """
+
+
+def add_process_hook(hook: MemoryHook) -> None:
+    """Has a memory hook told of what every thread allocates and frees, from now on.
+
+    Threads that run already are included, and so are frees by the garbage collector,
+    wherever it runs. Each callback is called by the thread that allocates or frees, so
+    several may run at once: the hook has to be safe for that. pmem_id pairs a free with
+    its malloc; it is used again once the memory object is gone, never before the free
+    was told. Hooks of the process are called before those that the thread has entered,
+    in the order in which they were added; one that is both is called once.
+
+    It stays until remove_process_hook. What is left at the end of the process, or in a
+    forked child, is not freed, so it is not told either.
+
+    Args:
+        hook (MemoryHook): the hook; the process can have one of each name.
+
+    Raises:
+        KeyError: the process has a hook of that name.
+        TypeError: it is no MemoryHook.
+    """
+    if not isinstance(hook, MemoryHook):
+        raise TypeError("hook must be a MemoryHook, not " + type(hook).__name__)
+    _core._add_process_hook(hook.name, hook)
+
+
+def remove_process_hook(hook: MemoryHook) -> None:
+    """Ends add_process_hook: the hook is told of nothing that begins from now on.
+
+    A callback that another thread is in may still be running. With the last hook gone
+    no request pays for hooks any more.
+
+    Args:
+        hook (MemoryHook): the hook that was added.
+
+    Raises:
+        KeyError: the process does not have this hook.
+        TypeError: it is no MemoryHook.
+    """
+    if not isinstance(hook, MemoryHook):
+        raise TypeError("hook must be a MemoryHook, not " + type(hook).__name__)
+    _core._remove_process_hook(hook.name, hook)

@@ -4,6 +4,7 @@
 import json
 import operator
 import sys
+import threading
 from types import FrameType
 from typing import Any, TextIO
 
@@ -33,7 +34,8 @@ class DebugPrintHook(MemoryHook):
         if "pmem_id" in fields:
             fields["pmem_id"] = hex(fields["pmem_id"])
         line = json.dumps({"hook": hook, **fields}, separators=(",", ":"))
-        print(line, file=self.file or sys.stdout, flush=self.flush)
+        # One write a line, so that lines of several threads do not mix.
+        print(line + "\n", end="", file=self.file or sys.stdout, flush=self.flush)
 
     def alloc_postprocess(self, **kwargs: Any) -> None:
         self._print("alloc", kwargs)
@@ -76,14 +78,18 @@ class LineProfileHook(MemoryHook):
             raise ValueError(f"max_depth must be 0 or more, not {max_depth}")
         self._max_depth = max_depth
         self._root = _Line()
+        # Reentrant: a finalizer may run here and allocate.
+        self._adding = threading.RLock()
 
     def malloc_preprocess(self, **kwargs: Any) -> None:
-        for line in self._lines():
-            line.used += kwargs["mem_size"]
+        with self._adding:
+            for line in self._lines():
+                line.used += kwargs["mem_size"]
 
     def alloc_preprocess(self, **kwargs: Any) -> None:
-        for line in self._lines():
-            line.acquired += kwargs["mem_size"]
+        with self._adding:
+            for line in self._lines():
+                line.acquired += kwargs["mem_size"]
 
     def _lines(self) -> list[_Line]:
         """The root and the lines on the stack, outermost first."""
@@ -113,7 +119,7 @@ class LineProfileHook(MemoryHook):
     def _print_line(self, title: str, line: _Line, depth: int, file: TextIO) -> None:
         numbers = f"({_bytes(line.used)}, {_bytes(line.acquired)})"
         print(f"{'  ' * depth}{title} {numbers}", file=file)
-        for (name, number, function), callee in line.callees.items():
+        for (name, number, function), callee in list(line.callees.items()):
             self._print_line(f"{name}:{number}:{function}", callee, depth + 1, file)
 
 

@@ -295,6 +295,18 @@ ENTRIES = {
         "        try: _core._remove_hook(name)\n"
         "        except KeyError: pass",
     ),
+    "hooks of the process": (
+        "_core._add_process_hook('first', first)\n"
+        "_core._add_process_hook('second', second)\n"
+        "pool.malloc(10**6); pool.malloc(10**6).mem.free()\n"
+        "_core._remove_process_hook('first', first)",
+        "class Hook(gpumem.MemoryHook): pass\n"
+        "first, second = Hook(), Hook()\n"
+        "def clean_up():\n"
+        "    for hook, name in ((first, 'first'), (second, 'second')):\n"
+        "        try: _core._remove_process_hook(name, hook)\n"
+        "        except KeyError: pass",
+    ),
     "hooks refused": (
         "try: _core._add_hook('name', None)\nexcept KeyError: pass\n"
         "try: _core._remove_hook('other')\nexcept KeyError: pass\n"

@@ -180,6 +180,32 @@ def test_without_a_gpu_the_simulated_device_is_used_with_one_warning(
         assert "GPUMEM_BACKEND=sim" in warnings[0]
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        "gpumem.malloc(1)",
+        "gpumem.MemoryHook().__enter__()",
+        "gpumem.using_allocator().__enter__()",
+    ],
+)
+def test_the_warning_names_the_line_that_used_the_library(script, cuda_works, use):
+    if cuda_works:
+        pytest.skip("this machine has a GPU to use")
+    code = f"import gpumem\n\n\n{use}"
+    done = script(code, options=("-W", "always"), GPUMEM_BACKEND=None)
+    assert done.stderr.startswith("<string>:4: RuntimeWarning: gpumem uses"), use
+
+
+def test_the_command_line_tells_the_warning_as_its_own(script, cuda_works):
+    if cuda_works:
+        pytest.skip("this machine has a GPU to use")
+    code = "import sys; from gpumem._cli import main; sys.exit(main(['info']))"
+    done = script(code, GPUMEM_BACKEND=None)
+    assert done.returncode == 0
+    assert done.stderr.startswith("gpumem: gpumem uses the simulated device: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_choosing_the_simulated_device_warns_of_nothing(script):
     done = simulated(script, FIRST_USE)
     assert (done.stdout.split(), done.stderr) == (["imported", "sim"], "")
@@ -222,9 +248,22 @@ def test_the_devices_are_as_many_as_are_counted():
     count = gpumem.get_device_count()
     assert count >= 1
     assert gpumem.Device(count - 1).mem_info[1] > 0
+    expected = "must be 0, the only one" if count == 1 else f"from 0 to {count - 1}"
     for number in (-1, count, 2**31 - 1):
-        with pytest.raises(ValueError, match="device must be from 0 to"):
+        with pytest.raises(ValueError, match=expected):
             gpumem.Device(number)
+
+
+def test_one_device_is_not_called_a_range(script):
+    code = """
+import gpumem
+try:
+    gpumem.Device(5)
+except ValueError as error:
+    print(error)
+"""
+    done = simulated(script, code, GPUMEM_SIM_DEVICES="1")
+    assert done.stdout == "device must be 0, the only one there is, not 5\n"
 
 
 # ---- what is asked of the driver ----

@@ -110,7 +110,7 @@ pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
     return gmpy_pointer_new(st, mem, ((gmpy_base_memory *)mem)->ptr, device);
 }
 
-/* The same with the thread's hooks called before and after. */
+/* The same with the memory hooks called before and after. */
 GM_COLD static PyObject *
 pool_malloc_hooked(gmpy_state *st, gm_pool *pool, int device, size_t size)
 {
@@ -141,8 +141,8 @@ pool_malloc_hooked(gmpy_state *st, gm_pool *pool, int device, size_t size)
 PyObject *
 gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
 {
-    return GM_LIKELY(!gmpy_hooks(st)) ? pool_malloc(st, pool, device, size)
-                                      : pool_malloc_hooked(st, pool, device, size);
+    return GM_LIKELY(!gmpy_is_hooked(st)) ? pool_malloc(st, pool, device, size)
+                                          : pool_malloc_hooked(st, pool, device, size);
 }
 
 int

@@ -2,9 +2,12 @@
  *
  * Memory hooks: Python objects that are told of allocations and frees.
  *
- * A thread's hooks are a dictionary by name in its settings (thread.c). Each callback
- * is called with keyword arguments, in the order in which the hooks were added, before
- * and after what it is about. Hooks see what their own thread does.
+ * A thread's hooks are a dictionary by name in its settings (thread.c) and see what
+ * that thread does; those of the process are one in the module state and see what every
+ * thread does. Each callback is called with keyword arguments, by the thread that does
+ * what it is about, before and after that: first the hooks of the process, then those
+ * of the thread, each in the order in which they were added. A hook that is both is
+ * called once.
  *
  * A pool's malloc, `size` as asked and `mem_size` rounded:
  *   malloc_preprocess(device_id, size, mem_size)
@@ -20,17 +23,42 @@
  * other hooks are still called. On the way of a malloc the first error reaches the
  * caller, and what was allocated goes back; all others go to sys.unraisablehook.
  *
- * Cost: nothing until a hook is added in some thread; then one look at the thread's
- * settings a call. Callbacks see a snapshot, so they may add and remove hooks.
+ * Cost: one load a call while nobody has hooks, and again as soon as nobody has any
+ * more; otherwise one look at what the thread has. Callbacks see a snapshot, so they
+ * may add and remove hooks.
+ *
+ * Threading: the hooks of the process may be called by several threads at once. What is
+ * freed in an exiting or a forked process is left as it is, and no hook is told.
  */
 #include "module.h"
+
+static bool
+is_among(PyObject *list, PyObject *hook)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) {
+        if (PyList_GET_ITEM(list, i) == hook) {
+            return true;
+        }
+    }
+    return false;
+}
 
 PyObject *
 gmpy_hooks_snapshot(gmpy_state *st)
 {
-    PyObject *hooks = gmpy_hooks(st);
+    PyObject *list =
+        st->process_hooks ? PyDict_Values(st->process_hooks) : PyList_New(0);
+    PyObject *own = gmpy_this_thread.hooks;
+    PyObject *name;
+    PyObject *hook;
+    Py_ssize_t at = 0;
 
-    return hooks ? PyDict_Values(hooks) : NULL;
+    while (list && own && PyDict_Next(own, &at, &name, &hook)) {
+        if (!is_among(list, hook) && PyList_Append(list, hook) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
 }
 
 static int
@@ -109,7 +137,7 @@ gmpy_hooks_call(PyObject *hooks, const char *callback, const gmpy_hook_event *ev
     return failed && !before ? -1 : 0;
 }
 
-/* ---- adding and removing ---- */
+/* ---- a thread's ---- */
 
 PyDoc_STRVAR(add_hook_doc,
              "_add_hook(name, hook, /)\n"
@@ -145,8 +173,117 @@ hooks_remove(PyObject *Py_UNUSED(module), PyObject *name)
     Py_RETURN_NONE;
 }
 
+/* ---- those of the process ---- */
+
+/* Adds `hook` under `name`. 0, or -1 with KeyError. */
+static int
+process_add(gmpy_state *st, PyObject *name, PyObject *hook)
+{
+    int known = PyDict_Contains(st->process_hooks, name);
+
+    if (known > 0) {
+        PyErr_Format(PyExc_KeyError, "the process has a memory hook named %R", name);
+    }
+    if (known != 0 || PyDict_SetItem(st->process_hooks, name, hook) < 0) {
+        return -1;
+    }
+    if (!st->process_hooked) {
+        __atomic_store_n(&st->process_hooked, true, __ATOMIC_RELAXED);
+        gmpy_hooks_count(st, 1);
+    }
+    return 0;
+}
+
+/* Takes out `hook`, which is under `name`: new reference. NULL with KeyError. */
+static PyObject *
+process_take(gmpy_state *st, PyObject *name, PyObject *hook)
+{
+    PyObject *found = PyDict_GetItemWithError(st->process_hooks, name);
+
+    if (found != hook) {
+        if (!PyErr_Occurred()) {
+            PyErr_Format(PyExc_KeyError, "the process does not have the memory hook %R",
+                         hook);
+        }
+        return NULL;
+    }
+    Py_INCREF(hook);
+    if (PyDict_DelItem(st->process_hooks, name) < 0) {
+        Py_DECREF(hook);
+        return NULL;
+    }
+    if (PyDict_GET_SIZE(st->process_hooks) == 0) {
+        __atomic_store_n(&st->process_hooked, false, __ATOMIC_RELAXED);
+        gmpy_hooks_count(st, -1);
+    }
+    return hook;
+}
+
+PyDoc_STRVAR(add_process_hook_doc,
+             "_add_process_hook(name, hook, /)\n"
+             "--\n"
+             "\n"
+             "Adds a memory hook to those of the process.");
+
+static PyObject *
+hooks_add_process(PyObject *module, PyObject *args)
+{
+    gmpy_state *st = gmpy_state_of_module(module);
+    PyObject *name;
+    PyObject *hook;
+    int result;
+
+    if (!PyArg_ParseTuple(args, "UO:_add_process_hook", &name, &hook)) {
+        return NULL;
+    }
+    Py_BEGIN_CRITICAL_SECTION(st->process_hooks);
+    result = process_add(st, name, hook);
+    Py_END_CRITICAL_SECTION();
+    if (result < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(remove_process_hook_doc,
+             "_remove_process_hook(name, hook, /)\n"
+             "--\n"
+             "\n"
+             "Removes a memory hook of the process.");
+
+static PyObject *
+hooks_remove_process(PyObject *module, PyObject *args)
+{
+    gmpy_state *st = gmpy_state_of_module(module);
+    PyObject *name;
+    PyObject *hook;
+    PyObject *taken;
+
+    if (!PyArg_ParseTuple(args, "UO:_remove_process_hook", &name, &hook)) {
+        return NULL;
+    }
+    Py_BEGIN_CRITICAL_SECTION(st->process_hooks);
+    taken = process_take(st, name, hook);
+    Py_END_CRITICAL_SECTION();
+    if (!taken) {
+        return NULL;
+    }
+    Py_DECREF(taken);
+    Py_RETURN_NONE;
+}
+
+int
+gmpy_hooks_init(PyObject *Py_UNUSED(module), gmpy_state *st)
+{
+    st->process_hooks = PyDict_New();
+    return st->process_hooks ? 0 : -1;
+}
+
 PyMethodDef gmpy_hooks_methods[] = {
     {"_add_hook", hooks_add, METH_VARARGS, add_hook_doc},
     {"_remove_hook", hooks_remove, METH_O, remove_hook_doc},
+    {"_add_process_hook", hooks_add_process, METH_VARARGS, add_process_hook_doc},
+    {"_remove_process_hook", hooks_remove_process, METH_VARARGS,
+     remove_process_hook_doc},
     {0},
 };

@@ -74,7 +74,7 @@ module_fill(PyObject *module)
         gmpy_function_memory_init, gmpy_function_allocator_init,
         gmpy_pooled_memory_init,   gmpy_pointer_init,
         gmpy_base_pool_init,       gmpy_device_pool_init,
-        gmpy_memory_pool_init,
+        gmpy_memory_pool_init,     gmpy_hooks_init,
     };
 
     for (size_t i = 0; i < sizeof(tables) / sizeof(*tables); i++) {

@@ -44,8 +44,9 @@
     X(CUDARuntimeError)                                                                \
     X(null_stream)                                                                     \
     X(ptds_stream)                                                                     \
-    X(raw_malloc) /* the function gpumem.malloc */                                     \
-    X(allocator)  /* the global allocator, a callable */
+    X(process_hooks) /* memory hooks of the process by name, a dictionary */           \
+    X(raw_malloc)    /* the function gpumem.malloc */                                  \
+    X(allocator)     /* the global allocator, a callable */
 
 /* Dead objects of one exact type, kept for the next one. Unused where threads run
  * without the interpreter lock. */
@@ -66,6 +67,8 @@ typedef struct gmpy_state {
     gm_backend *fault;         // the wrapper around it that injects failures
     int device_count;          // 0 until first use
     bool settings_used;        // some thread has settings of its own (thread.c)
+    bool process_hooked;       // process_hooks is not empty
+    int hook_holders;          // threads with memory hooks, and the process if it has
     gmpy_freelist pointers;    // MemoryPointer objects for reuse
     gmpy_freelist handles;     // PooledMemory objects for reuse
 #ifdef Py_GIL_DISABLED
@@ -259,15 +262,6 @@ gmpy_current_key(const gmpy_state *st, int device)
 
     return thread && thread->currents ? thread->currents[device].key
                                       : GM_STREAM_KEY_DEFAULT;
-}
-
-/* The calling thread's memory hooks, a dictionary: borrowed. NULL for none. */
-static inline PyObject *
-gmpy_hooks(const gmpy_state *st)
-{
-    const gmpy_thread *thread = gmpy_settings(st);
-
-    return thread ? thread->hooks : NULL;
 }
 
 static inline gm_stream
@@ -520,8 +514,27 @@ extern PyMethodDef gmpy_allocator_methods[];
 
 /* ---- hooks.c ---- */
 
-/* The calling thread's hooks as a list, in order: new reference. NULL where it has
- * none, or with an exception. */
+int gmpy_hooks_init(PyObject *module, gmpy_state *st);
+
+/* One holder of memory hooks more or less: a thread, or the process. Any thread. */
+static inline void
+gmpy_hooks_count(gmpy_state *st, int change)
+{
+    __atomic_fetch_add(&st->hook_holders, change, __ATOMIC_RELAXED);
+}
+
+/* Whether some memory hook is told what the calling thread does. Needs no interpreter.
+ * While nobody in the process has hooks it is one load. */
+static inline bool
+gmpy_is_hooked(const gmpy_state *st)
+{
+    return GM_UNLIKELY(__atomic_load_n(&st->hook_holders, __ATOMIC_RELAXED) != 0) &&
+           (gmpy_this_thread.hooks ||
+            __atomic_load_n(&st->process_hooked, __ATOMIC_RELAXED));
+}
+
+/* The hooks that are told what the calling thread does, in the order in which they are
+ * called: a new list. NULL with an exception. */
 PyObject *gmpy_hooks_snapshot(gmpy_state *st);
 
 /* What a callback is told. */

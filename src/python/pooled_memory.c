@@ -82,7 +82,7 @@ pooled_memory_give_back(gmpy_pooled_memory *self, gm_block *block)
     gm_pool_free(self->pool, block, self->base.generation);
 }
 
-/* The same with the thread's hooks called before and after. Keeps the pending
+/* The same with the memory hooks called before and after. Keeps the pending
  * exception; the block goes back whatever a hook does. */
 GM_COLD static void
 pooled_memory_give_back_hooked(gmpy_pooled_memory *self, gm_block *block, uintptr_t ptr)
@@ -125,7 +125,7 @@ pooled_memory_release(gmpy_pooled_memory *self)
     if (gm_process_is_frozen()) {
         return;
     }
-    if (GM_UNLIKELY(gmpy_hooks(self->st) != NULL)) {
+    if (GM_UNLIKELY(gmpy_is_hooked(self->st))) {
         pooled_memory_give_back_hooked(self, block, ptr);
     }
     else {

@@ -176,6 +176,38 @@ raise_no_cuda(gm_status status, const gm_cuda_probe *probe)
     return -1;
 }
 
+/* Whether a frame runs code of the package's own Python files. */
+static bool
+is_own_frame(PyFrameObject *frame)
+{
+    PyObject *globals = PyFrame_GetGlobals(frame);
+    PyObject *package = PyDict_GetItemString(globals, "__package__");
+    bool own = package && PyUnicode_Check(package) &&
+               PyUnicode_CompareWithASCIIString(package, "gpumem") == 0;
+
+    Py_DECREF(globals);
+    return own;
+}
+
+/* The `stacklevel` that blames the code that called the package, not the package. */
+static Py_ssize_t
+callers_level(void)
+{
+    PyFrameObject *frame = PyEval_GetFrame();
+    Py_ssize_t level = 1;
+
+    Py_XINCREF(frame);
+    while (frame && is_own_frame(frame)) {
+        PyFrameObject *back = PyFrame_GetBack(frame);
+
+        Py_DECREF(frame);
+        frame = back;
+        level++;
+    }
+    Py_XDECREF(frame);
+    return level;
+}
+
 static int
 warn_of_sim(const gm_cuda_probe *probe)
 {
@@ -183,7 +215,7 @@ warn_of_sim(const gm_cuda_probe *probe)
                       : probe->driver ? "the NVIDIA driver sees no device"
                                       : "no NVIDIA driver is installed";
 
-    return PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
+    return PyErr_WarnFormat(PyExc_RuntimeWarning, callers_level(),
                             "gpumem uses the simulated device: %s "
                             "(set GPUMEM_BACKEND=sim to choose it silently)",
                             why);
@@ -287,8 +319,14 @@ gmpy_as_device(gmpy_state *st, PyObject *arg, int *out)
         return -1;
     }
     if (*out < 0 || *out >= st->device_count) {
-        PyErr_Format(PyExc_ValueError, "device must be from 0 to %d, not %d",
-                     st->device_count - 1, *out);
+        if (st->device_count == 1) {
+            PyErr_Format(PyExc_ValueError,
+                         "device must be 0, the only one there is, not %d", *out);
+        }
+        else {
+            PyErr_Format(PyExc_ValueError, "device must be from 0 to %d, not %d",
+                         st->device_count - 1, *out);
+        }
         return -1;
     }
     return 0;

@@ -14,6 +14,8 @@
  * that is not the newest hands what it hid to the next one above it. So scopes that are
  * left out of order, as generators do, never make current what has been left already.
  *
+ * Memory hooks are here too, since they end with the thread; hooks.c calls them.
+ *
  * Cost: the inline readers in module.h are one thread-local load. Making a stream
  * current is the same and two reference counts, and for the per-thread stream one
  * question to the backend.
@@ -40,8 +42,10 @@ typedef struct scope_stack {
 } scope_stack;
 
 typedef struct thread_settings {
-    PyObject_VAR_HEAD PyObject *allocator; // the scoped one; NULL outside all scopes
-    PyObject *hooks; // memory hooks by name, a dictionary; NULL until there was one
+    PyObject_VAR_HEAD gmpy_state *st;
+    PyObject *allocator; // the scoped one; NULL outside all scopes
+    PyObject *hooks;     // memory hooks by name, a dictionary; NULL until there was one
+    bool hooked;         // it is not empty: this thread counts as a holder of hooks
     scope_stack streams;
     scope_stack devices;
     scope_stack allocators;
@@ -139,6 +143,19 @@ settings_traverse(PyObject *op, visitproc visit, void *arg)
     return result ? result : stack_traverse(&self->allocators, visit, arg);
 }
 
+/* Notes whether the thread has hooks: for itself, and for all who would look. */
+static void
+note_hooks(thread_settings *self, bool any)
+{
+    if (gmpy_this_thread.settings == (PyObject *)self) {
+        gmpy_this_thread.hooks = any ? self->hooks : NULL;
+    }
+    if (self->hooked != any) {
+        self->hooked = any;
+        gmpy_hooks_count(self->st, any ? 1 : -1);
+    }
+}
+
 /* Back to nothing set. The object stays usable: what is dropped may run Python code
  * that looks at it. */
 static int
@@ -148,8 +165,8 @@ settings_clear(PyObject *op)
 
     if (gmpy_this_thread.settings == op) {
         gmpy_this_thread.allocator = NULL;
-        gmpy_this_thread.hooks = NULL;
     }
+    note_hooks(self, false);
     Py_CLEAR(self->allocator);
     Py_CLEAR(self->hooks);
     for (Py_ssize_t i = 0; i < Py_SIZE(op); i++) {
@@ -233,6 +250,7 @@ get_settings(gmpy_state *st)
     if (!made) {
         return NULL;
     }
+    ((thread_settings *)made)->st = st;
     // The type is the key: nobody else has it, and its hash runs no Python code.
     result = PyDict_SetItem(threads_own, st->ThreadSettingsType, made);
     Py_DECREF(made);
@@ -441,7 +459,7 @@ gmpy_add_hook(gmpy_state *st, PyObject *name, PyObject *hook)
     if (known != 0 || PyDict_SetItem(settings->hooks, name, hook) < 0) {
         return -1;
     }
-    gmpy_this_thread.hooks = settings->hooks;
+    note_hooks(settings, true);
     return 0;
 }
 
@@ -450,13 +468,15 @@ gmpy_remove_hook(PyObject *name)
 {
     thread_settings *settings = find_settings();
 
-    if (!settings || !settings->hooks || PyDict_DelItem(settings->hooks, name) < 0) {
-        PyErr_Clear();
+    int known =
+        settings && settings->hooks ? PyDict_Contains(settings->hooks, name) : 0;
+
+    if (known == 0) {
         PyErr_Format(PyExc_KeyError, "the thread has no memory hook named %R", name);
+    }
+    if (known <= 0 || PyDict_DelItem(settings->hooks, name) < 0) {
         return -1;
     }
-    if (PyDict_GET_SIZE(settings->hooks) == 0) {
-        gmpy_this_thread.hooks = NULL;
-    }
+    note_hooks(settings, PyDict_GET_SIZE(settings->hooks) > 0);
     return 0;
 }

@@ -209,7 +209,7 @@ callable_give(void *context, int Py_UNUSED(device), const gm_piece *piece)
 
 /* ---- hooks ---- */
 
-/* Takes memory between the callbacks of the thread's hooks. */
+/* Takes memory between the callbacks of the memory hooks. */
 GM_COLD static gm_status
 take_hooked(const gm_upstream *plain, int device, size_t size, gm_piece *out)
 {
@@ -253,8 +253,8 @@ upstream_take(void *context, int device, size_t size, gm_piece *out)
     gmpy_upstream *up = context;
     gm_upstream plain = plain_upstream(up);
 
-    return GM_LIKELY(!gmpy_hooks(up->st)) ? plain.take(up, device, size, out)
-                                          : take_hooked(&plain, device, size, out);
+    return GM_LIKELY(!gmpy_is_hooked(up->st)) ? plain.take(up, device, size, out)
+                                              : take_hooked(&plain, device, size, out);
 }
 
 static void
