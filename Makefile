@@ -13,6 +13,8 @@ DEBUG ?= 1
 WERROR ?= 0
 SAN ?=
 TESTS ?=
+FUZZ_SECONDS ?= 600
+CLANG ?= $(or $(shell command -v clang-14),clang)
 
 CFLAGS_FILE := src/build/cflags.txt
 BASE_CFLAGS := $(shell grep -v '^\#' $(CFLAGS_FILE)) -Isrc
@@ -20,7 +22,7 @@ TOOLKIT := $(PYTHON) src/build/cuda_toolkit.py
 
 ROOM_SOURCES := $(sort $(wildcard src/core/*.c src/backends/*.c))
 RUNNER_SOURCES := $(ROOM_SOURCES) $(sort $(wildcard tests/c/*.c))
-C_FILES := $(sort $(wildcard src/*/*.[ch] tests/c/*.[ch]))
+C_FILES := $(sort $(wildcard src/*/*.[ch] tests/*/*.[ch]))
 
 # One folder for each way to build the runner, so that they do not undo each other.
 variant := $(if $(SAN),$(SAN),plain)$(if $(filter 0,$(DEBUG)),-release)$(if $(filter 1,$(CUDA)),-cuda)
@@ -47,7 +49,7 @@ else
 runner_cflags += -DGM_WITH_CUDA=0
 endif
 
-.PHONY: help build test test-c asan ubsan tsan lint format stubtest clean
+.PHONY: help build test test-c asan ubsan tsan fuzz mutants lint format stubtest clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -55,7 +57,7 @@ help: ## show this list
 	@echo
 	@echo "Variables: PYTHON, CC, TESTS=substring (test-c, asan, ubsan, tsan),"
 	@echo "CUDA=1 (test-c with the CUDA backend), DEBUG=0 (test-c as released),"
-	@echo "WERROR=1. For what is built, see the head of setup.py."
+	@echo "WERROR=1, FUZZ_SECONDS=600 (fuzz). For what is built, see the head of setup.py."
 
 build: ## build the extension in place
 	$(PYTHON) setup.py build_ext --inplace
@@ -74,6 +76,14 @@ ubsan: ## the C tests under UndefinedBehaviorSanitizer
 
 tsan: ## the C tests under ThreadSanitizer
 	$(MAKE) test-c SAN=thread
+
+fuzz: build/c/fuzz ## fuzz the core for FUZZ_SECONDS=600, from the corpus in the tree
+	@mkdir -p build/fuzz
+	cd build/fuzz && ../c/fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=512 \
+	    -timeout=10 -print_final_stats=1 . ../../tests/fuzz/corpus
+
+mutants: ## break src/core in small ways and see that the C tests notice (an hour)
+	$(PYTHON) tests/mutation/mutate.py
 
 lint: ## formatting, static analysis, Python lint, and the rules of the rooms
 	$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
@@ -101,6 +111,12 @@ $(out)/%.o: %.c $(CFLAGS_FILE) Makefile
 	@mkdir -p $(@D)
 	@echo 'cc $@'
 	@$(CC) $(runner_cflags) -MMD -MP -c $< -o $@
+
+build/c/fuzz: tests/fuzz/fuzz_core.c $(wildcard src/core/*.[ch] src/backends/*.[ch]) Makefile
+	@mkdir -p $(@D)
+	$(CLANG) $(filter-out -fno-plt,$(BASE_CFLAGS)) -g -O1 -pthread -DGM_DEBUG=1 \
+	    -DGM_WITH_CUDA=0 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+	    $< $(ROOM_SOURCES) -o $@
 
 runner_objects := $(RUNNER_SOURCES:%.c=$(out)/%.o)
 

@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A libFuzzer target over the core: the input is a program of pool operations, run on a
+ * small simulated device with the fault wrapper around it.
+ *
+ *   make fuzz                  ten minutes from the corpus in tests/fuzz/corpus
+ *   make fuzz FUZZ_SECONDS=60
+ *
+ * Each operation is one byte for what and which pool, and operands as it needs them;
+ * when the input ends in the middle, operands are 0. Held against: the pool's own
+ * invariants after each operation, counters summed up from what is held here, live
+ * blocks that never overlap, and a device that has everything back in the end.
+ *
+ * Two pools on one device, so that one's want of memory reaches into the other. One
+ * thread: races are the business of tests/c/test_threads.c.
+ */
+#include "backends/backends.h"
+#include "core/gm_pool.h"
+#include "core/gm_size.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define HELD_MAX 48
+#define POOLS 2
+#define KEYS 3
+#define DEVICE_BYTES ((size_t)2 << 20)
+
+/* As assert(), but never compiled out. */
+#define MUST(condition)                                                                \
+    do {                                                                               \
+        if (!(condition)) {                                                            \
+            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);  \
+            abort();                                                                   \
+        }                                                                              \
+    } while (0)
+
+typedef struct program {
+    const uint8_t *at;
+    size_t left;
+} program;
+
+typedef struct held {
+    gm_block *block;
+    uint32_t generation;
+    size_t size; // as asked
+    uintptr_t addr;
+    int pool;
+    bool voided; // given back by address
+} held;
+
+static gm_backend *sim;
+static gm_backend *device; // the wrapper around it
+static gm_pool *pools[POOLS];
+static held helds[HELD_MAX];
+static size_t held_count;
+
+static unsigned
+next(program *p)
+{
+    if (p->left == 0) {
+        return 0;
+    }
+    p->left--;
+    return *p->at++;
+}
+
+static size_t
+next_size(program *p)
+{
+    unsigned low = next(p);
+    unsigned kind = low & 3;
+
+    low = (low >> 2) + (next(p) << 6);
+    switch (kind) {
+    case 0:
+        return low; // bytes, also none
+    case 1:
+        return (size_t)(low & 63) * GM_UNIT;
+    case 2:
+        return (size_t)low * GM_UNIT; // up to 8 MiB: more than there is
+    default:
+        return low & 1 ? SIZE_MAX - (low >> 1) : GM_SIZE_MAX - (low >> 1);
+    }
+}
+
+/* ---- what must hold ---- */
+
+static void
+check_pool(int index)
+{
+    gm_stats stats;
+    size_t requested = 0, used = 0, live = 0;
+    const char *broken = gm_pool_check(pools[index]);
+
+    if (broken) {
+        fprintf(stderr, "pool %d: %s\n", index, broken);
+        abort();
+    }
+    for (size_t i = 0; i < held_count; i++) {
+        if (helds[i].pool == index && !helds[i].voided) {
+            requested += helds[i].size;
+            used += gm_size_round(helds[i].size);
+            live++;
+        }
+    }
+    MUST(gm_pool_read_stats(pools[index], &stats) == GM_OK);
+    MUST(stats.requested_bytes == requested);
+    MUST(stats.used_bytes == used);
+    MUST(stats.live_blocks == live);
+    MUST(stats.used_bytes + stats.free_bytes + stats.pending_bytes ==
+         stats.total_bytes);
+    MUST(stats.peak_total_bytes >= stats.total_bytes);
+    MUST(stats.peak_used_bytes >= stats.used_bytes);
+}
+
+static void
+check_apart(const held *new)
+{
+    for (size_t i = 0; i + 1 < held_count; i++) {
+        const held *old = &helds[i];
+
+        if (!old->voided) {
+            MUST(new->addr + gm_size_round(new->size) <= old->addr ||
+                 old->addr + gm_size_round(old->size) <= new->addr);
+        }
+    }
+}
+
+/* ---- operations ---- */
+
+static void
+run_malloc(program *p, int pool, gm_stream_key key)
+{
+    gm_request request = {.size = next_size(p), .key = key, .client = 0};
+    gm_block *block = NULL;
+    gm_status status;
+    held *h = &helds[held_count];
+
+    if (held_count == HELD_MAX) {
+        return;
+    }
+    status = gm_pool_malloc(pools[pool], &request, &block);
+    if (status == GM_MISS) {
+        status = gm_pool_malloc_slow(pools[pool], &request, NULL, &block);
+    }
+    if (status != GM_OK) {
+        MUST(block == NULL);
+        return;
+    }
+    *h = (held){block, block->generation, request.size, block->addr, pool, false};
+    MUST(h->addr && h->addr % GM_UNIT == 0 && block->size >= request.size);
+    held_count++;
+    check_apart(h);
+}
+
+static void
+run_free(size_t index)
+{
+    held h = helds[index];
+
+    helds[index] = helds[--held_count];
+    gm_pool_free(pools[h.pool], h.block, h.generation);
+}
+
+static void
+run_free_address(program *p, int pool)
+{
+    uintptr_t addr = next(p);
+    held *h = held_count ? &helds[addr % held_count] : NULL;
+
+    if (!h || h->voided || h->pool != pool) {
+        MUST(gm_pool_free_address(pools[pool], addr) == GM_ERR_NOT_OWNED);
+        return;
+    }
+    MUST(gm_pool_free_address(pools[pool], h->addr) == GM_OK);
+    h->voided = true;
+}
+
+/* The owner lets go; what is held goes back to a pool that is closed already. */
+static void
+run_close(int pool)
+{
+    gm_pool_close(pools[pool]);
+    for (size_t i = held_count; i-- > 0;) {
+        if (helds[i].pool == pool) {
+            run_free(i);
+        }
+    }
+    MUST(gm_pool_new(0, gm_upstream_of_backend(device), &pools[pool]) == GM_OK);
+}
+
+static void
+run_one(program *p)
+{
+    unsigned what = next(p);
+    int pool = (int)(what >> 4 & 1);
+    gm_stream_key key = (what >> 5) % KEYS;
+
+    switch (what & 15) {
+    case 0:
+    case 1:
+    case 2:
+    case 3:
+    case 4:
+    case 5:
+        run_malloc(p, pool, key);
+        break;
+    case 6:
+    case 7:
+    case 8:
+    case 9:
+        if (held_count) {
+            run_free(next(p) % held_count);
+        }
+        break;
+    case 10:
+        run_free_address(p, pool);
+        break;
+    case 11:
+        gm_pool_release_idle(pools[pool]);
+        break;
+    case 12:
+        gm_pool_release_idle_of(pools[pool], key);
+        break;
+    case 13:
+        MUST(gm_pool_set_limit(pools[pool], next(p) * 16 * GM_UNIT) == GM_OK);
+        break;
+    case 14: {
+        unsigned nth = 1 + next(p) % 4;
+
+        MUST(gm_fault_plan(device, "mem_alloc", nth, 1 + next(p) % 3,
+                           GM_ERR_OUT_OF_MEMORY) == GM_OK);
+        break;
+    }
+    default:
+        run_close(pool);
+    }
+}
+
+/* ---- libFuzzer's two entry points ---- */
+
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int
+LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    const gm_sim_options options = {.devices = 1, .memory = DEVICE_BYTES};
+
+    (void)argc;
+    (void)argv;
+    MUST(gm_backend_sim_open(&options, &sim) == GM_OK);
+    MUST(gm_backend_fault_open(sim, &device) == GM_OK);
+    return 0;
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    program p = {data, size};
+    gm_sim_ledger ledger;
+
+    gm_fault_clear(device);
+    for (int i = 0; i < POOLS; i++) {
+        MUST(gm_pool_new(0, gm_upstream_of_backend(device), &pools[i]) == GM_OK);
+    }
+    while (p.left) {
+        run_one(&p);
+        for (int i = 0; i < POOLS; i++) {
+            check_pool(i);
+        }
+    }
+    for (int i = 0; i < POOLS; i++) {
+        run_close(i);
+        gm_pool_close(pools[i]);
+    }
+    gm_sim_read_ledger(sim, &ledger);
+    MUST(ledger.allocations == 0 && ledger.errors == 0 && ledger.pending == 0);
+    return 0;
+}

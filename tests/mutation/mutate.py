@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""How much the C tests notice: breaks src/core in small ways, one at a time.
+
+    python3 tests/mutation/mutate.py [--every N] [--jobs N] [--only TEXT] [--list]
+
+Each mutant is one edit of one place: a comparison flipped or moved by one, a number one
+higher, + for -, && for ||, a condition that is always or never so, neighbours or
+operands swapped (which side of a split keeps the address), or a statement left out (a
+merge, an unlock, a count). The runner of the C tests is built with it; a mutant is
+killed when a test fails or none ends for HANG_SECONDS. Those that do not compile are not
+counted.
+
+survivors.txt beside this file lists the mutants that no test can or need tell from the
+original, each with the reason; they count as survivors all the same. Exits with 1 when
+less than LEAST of the mutants are killed, or when one survives that is not listed.
+
+Cost: about 3 s a killed mutant and 10 s a survivor, on each of the --jobs cores; works
+on copies of the tree. --every N takes each N-th mutant, so that a quick look has the
+same mix.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+ROOT = Path(__file__).resolve().parents[2]
+SURVIVORS = Path(__file__).with_name("survivors.txt")
+LEAST = 0.90
+HANG_SECONDS = 15
+RUNNER = "build/c/plain/runner"
+
+# Text that is not code, or that states what must hold rather than makes it so.
+SKIPPED = re.compile(
+    r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"
+    r"|^[ \t]*\#(?:\\\n|[^\n])*|GM_(?:STATIC_)?ASSERT\((?:[^()]|\([^()]*\))*\)",
+    re.DOTALL | re.MULTILINE,
+)
+
+# Pattern, replacements. Operators have spaces around them: the formatter sees to that.
+TOKENS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r" < ", (" <= ", " >= ")),
+    (r" <= ", (" < ", " > ")),
+    (r" > ", (" >= ", " <= ")),
+    (r" >= ", (" > ", " < ")),
+    (r" == ", (" != ",)),
+    (r" != ", (" == ",)),
+    (r" && ", (" || ",)),
+    (r" \|\| ", (" && ",)),
+    (r" \+ ", (" - ",)),
+    (r" - ", (" + ",)),
+    (r" \+= ", (" -= ",)),
+    (r" -= ", (" += ",)),
+    (r" \|= ", (" = ",)),
+    (r"\+\+", ("--",)),
+    (r"--", ("++",)),
+    (r"->next\b", ("->prev",)),
+    (r"->prev\b", ("->next",)),
+    (r"\.left\b", (".right",)),
+    (r"\.right\b", (".left",)),
+    (r"\b(?<!\.)[0-9]+u?\b(?!\.)", ("(\\g<0> + 1)",)),
+    (r"\btrue\b", ("false",)),
+    (r"\bfalse\b", ("true",)),
+    (r"\bif \((?=.*\) \{$)", ("if (true || ", "if (false && ")),
+)
+
+# A whole statement on its own lines that can be left out: a call, or a count.
+STATEMENT = re.compile(
+    r"^[ \t]+(?!return|goto|break|continue|case|default)"
+    r"(?:\(void\))?[a-z_][\w>.\-\[\]*]*"
+    r"(?:\((?:[^;{}])*\)|(?:\+\+|--)|(?: [-+|]?= [^;{}]*));\n",
+    re.MULTILINE,
+)
+
+# gm_block_split(block, size, tail): which part keeps the block.
+SWAPS = ((r"gm_block_split\((\w+), (\w+), (\w+)\)", r"gm_block_split(\3, \2, \1)"),)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    file: str
+    start: int
+    end: int
+    new: str
+    line: int
+    function: str
+    old_line: str
+
+    @property
+    def name(self) -> str:
+        """Says what is changed where, and stays the same when lines move."""
+        change = self.new.strip() or "left out"
+        return f"{self.file} {self.function}: {self.old_line} | {change}"
+
+
+def function_at(text: str, offset: int) -> str:
+    """The function that `offset` lies in: its name stands at the start of a line."""
+    found = "-"
+    for match in re.finditer(
+        r"^(?:static .*\s)?\*?(\w+)\(", text[:offset], re.MULTILINE
+    ):
+        found = match[1]
+    return found
+
+
+def mutants_of(path: Path) -> Iterator[Mutant]:
+    text = path.read_text()
+    skipped = [match.span() for match in SKIPPED.finditer(text)]
+    body = text.index('#include "') if '#include "' in text else 0
+
+    def mutant(start: int, end: int, new: str) -> Iterator[Mutant]:
+        if start < body or any(a < end and start < b for a, b in skipped):
+            return
+        line = text.count("\n", 0, start) + 1
+        middle = start + len(text[start:end]) - len(text[start:end].lstrip())
+        at = text.rfind("\n", 0, middle) + 1
+        old = " ".join(text[at : text.index("\n", max(middle, end - 1))].split())
+        name = str(path.relative_to(ROOT))
+        yield Mutant(name, start, end, new, line, function_at(text, start), old)
+
+    for pattern, replacements in TOKENS:
+        for match in re.finditer(pattern, text, re.MULTILINE):
+            for new in replacements:
+                yield from mutant(*match.span(), match.expand(new))
+    for pattern, new in SWAPS:
+        for match in re.finditer(pattern, text):
+            yield from mutant(*match.span(), match.expand(new))
+    for match in STATEMENT.finditer(text):
+        declares = re.match(r"\s*(?:const |struct |static |\w+ \*?\w+ =)", match[0])
+        if not declares:
+            yield from mutant(*match.span(), "")
+
+
+def all_mutants() -> list[Mutant]:
+    files = sorted((ROOT / "src/core").glob("*.c"))
+    return [mutant for path in files for mutant in mutants_of(path)]
+
+
+def compiles(tree: Path) -> bool:
+    done = subprocess.run(
+        ["make", "-s", "DEBUG=1", RUNNER], cwd=tree, capture_output=True, timeout=120
+    )
+    return done.returncode == 0
+
+
+def survives(tree: Path) -> bool:
+    """Whether every test of the runner passes."""
+    runner = subprocess.Popen(
+        [tree / RUNNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert runner.stdout is not None
+    timer = threading.Timer(HANG_SECONDS, runner.kill)
+    timer.start()
+    try:
+        for line in runner.stdout:
+            timer.cancel()
+            if line.startswith("FAIL"):
+                return False
+            timer = threading.Timer(HANG_SECONDS, runner.kill)
+            timer.start()
+        return runner.wait() == 0
+    finally:
+        timer.cancel()
+        runner.kill()
+        runner.wait()
+        runner.stdout.close()
+
+
+def verdict(tree: Path, mutant: Mutant) -> str:
+    path = tree / mutant.file
+    text = path.read_text()
+    path.write_text(text[: mutant.start] + mutant.new + text[mutant.end :])
+    try:
+        if not compiles(tree):
+            return "does not compile"
+        return "SURVIVED" if survives(tree) else "killed"
+    except subprocess.TimeoutExpired:
+        return "does not compile"
+    finally:
+        path.write_text(text)
+
+
+def work(tree: Path, queue: "SimpleQueue[Mutant]", results: dict[Mutant, str]) -> None:
+    """One worker: a copy of the tree, and mutants until there are none."""
+    for folder in ("src", "tests/c"):
+        shutil.copytree(ROOT / folder, tree / folder)
+    shutil.copy(ROOT / "Makefile", tree)
+    if not compiles(tree) or not survives(tree):
+        raise SystemExit("the C tests do not pass without any mutant")
+    while True:
+        try:
+            mutant = queue.get_nowait()
+        except Empty:
+            return
+        results[mutant] = verdict(tree, mutant)
+        print(f"{results[mutant]:16}  {mutant.line:4}  {mutant.name}", flush=True)
+
+
+def listed_survivors() -> set[str]:
+    lines = SURVIVORS.read_text().splitlines() if SURVIVORS.exists() else []
+    return {line for line in lines if line and not line.startswith(("#", "    "))}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--every", type=int, default=1, help="take each N-th mutant")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
+    parser.add_argument("--only", default="", help="those whose name contains it")
+    parser.add_argument("--list", action="store_true", help="name them and stop")
+    args = parser.parse_args()
+    mutants = [m for m in all_mutants() if args.only in m.name][:: args.every]
+    if args.list:
+        print("\n".join(m.name for m in mutants))
+        return 0
+    queue: SimpleQueue[Mutant] = SimpleQueue()
+    for mutant in mutants:
+        queue.put(mutant)
+    results: dict[Mutant, str] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        workers = [
+            threading.Thread(target=work, args=(Path(scratch, str(i)), queue, results))
+            for i in range(args.jobs)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    killed = sum(result == "killed" for result in results.values())
+    survivors = [m for m, result in results.items() if result == "SURVIVED"]
+    unlisted = [m for m in survivors if m.name not in listed_survivors()]
+    counted = killed + len(survivors)
+    share = killed / counted if counted else 0.0
+    print(f"{killed} of {counted} killed ({share:.1%}), {len(survivors)} survived,")
+    print(
+        f"{len(results) - counted} do not compile, {len(unlisted)} survivors unlisted"
+    )
+    for mutant in unlisted:
+        print(f"unlisted: {mutant.name}")
+    return 0 if share >= LEAST and not unlisted else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
