@@ -8,7 +8,7 @@ Each mutant is one edit of one place: a comparison flipped or moved by one, a nu
 higher, + for -, && for ||, a condition that is always or never so, neighbours or
 operands swapped (which side of a split keeps the address), or a statement left out (a
 merge, an unlock, a count). The runner of the C tests is built with it; a mutant is
-killed when a test fails or none ends for HANG_SECONDS. Those that do not compile are not
+killed when a test fails or none ends for HANG_SECONDS. What does not compile is not
 counted.
 
 survivors.txt beside this file lists the mutants that no test can or need tell from the
