@@ -17,6 +17,7 @@ gm_pool_new(int device, gm_upstream upstream, gm_pool **out)
     atomic_init(&pool->deferred, NULL);
     atomic_init(&pool->refs, 1);
     pool->device = device;
+    pool->segment_unit = GM_UNIT;
     pool->upstream = upstream;
     gm_process_pool_join(&pool->link);
     *out = pool;
@@ -54,6 +55,13 @@ int
 gm_pool_device(const gm_pool *pool)
 {
     return pool->device;
+}
+
+void
+gm_pool_set_segment_unit(gm_pool *pool, size_t unit)
+{
+    GM_ASSERT(unit > 0 && unit % GM_UNIT == 0 && pool->stats.misses == 0);
+    pool->segment_unit = unit;
 }
 
 void

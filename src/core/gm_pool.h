@@ -4,8 +4,9 @@
  * what is given back for the next request of the same stream.
  *
  * Policy: exact best fit within the stream's arena, ties by (segment serial, address);
- * always split, coalesce on free; a segment is exactly the rounded request. The same
- * sequence of calls gives the same placement on every backend.
+ * always split, coalesce on free; a segment is exactly the rounded request unless the
+ * owner chose larger ones. The same sequence of calls gives the same placement on every
+ * backend.
  *
  * Cost: a hit and a free are one uncontended lock and a few index operations each, no
  * device call, no clock, no host allocation on free. Memory: one cache line a block, 7
@@ -44,6 +45,12 @@ GM_MUST_CHECK gm_status gm_pool_new(int device, gm_upstream upstream, gm_pool **
 void gm_pool_close(gm_pool *pool);
 
 int gm_pool_device(const gm_pool *pool);
+
+/* Has the pool ask upstream for whole multiples of `unit` bytes, itself a multiple of
+ * GM_UNIT; what a request leaves of its segment is cached. Where the limit or upstream
+ * has no room for that, the request alone is asked for. GM_UNIT unless called, which is
+ * before the first request. */
+void gm_pool_set_segment_unit(gm_pool *pool, size_t unit);
 
 /* One word for whoever owns the pool; the core does not look at it. */
 void gm_pool_set_user(gm_pool *pool, void *user);

@@ -33,6 +33,7 @@ struct gm_pool {
     _Atomic(size_t) refs; // 1 for the owner and all blocks together, 1 a passing user
 
     int device;
+    size_t segment_unit; // what is asked of upstream is a multiple of it
     gm_upstream upstream;
     void *user;
     gm_pool_link link;

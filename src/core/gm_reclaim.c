@@ -129,9 +129,23 @@ gm_pool_release_idle_of(gm_pool *pool, gm_stream_key key)
 typedef struct reservation {
     gm_segment *segment;
     gm_block *block;
+    gm_block *tail; // for what the request leaves of it; NULL for nothing
     gm_arena *arena;
     size_t bytes;
+    size_t rounded; // of them for the request
 } reservation;
+
+static void
+cancel_locked(gm_pool *pool, const reservation *r)
+{
+    pool->reserving -= r->bytes;
+    gm_block_give(&pool->store, r->block);
+    if (r->tail) {
+        gm_block_give(&pool->store, r->tail);
+    }
+    gm_arena_unpin(&pool->arenas, r->arena);
+    gm_host_free(r->segment);
+}
 
 /* On failure nothing is held. */
 static gm_status
@@ -160,16 +174,14 @@ reserve_locked(gm_pool *pool, const gm_request *request, reservation *r)
     }
     r->block = gm_block_take(&pool->store);
     pool->reserving += r->bytes;
+    if (r->bytes > r->rounded) {
+        if (!gm_block_store_prepare(&pool->store)) {
+            cancel_locked(pool, r);
+            return GM_ERR_HOST_MEMORY;
+        }
+        r->tail = gm_block_take(&pool->store);
+    }
     return GM_OK;
-}
-
-static void
-cancel_locked(gm_pool *pool, const reservation *r)
-{
-    pool->reserving -= r->bytes;
-    gm_block_give(&pool->store, r->block);
-    gm_arena_unpin(&pool->arenas, r->arena);
-    gm_host_free(r->segment);
 }
 
 static void
@@ -203,6 +215,13 @@ commit_locked(gm_pool *pool,
     block->prev = NULL;
     block->next = NULL;
     block->segment = segment;
+    if (r->tail) {
+        gm_block_split(block, r->rounded, r->tail);
+        r->tail->state = GM_BLOCK_FREE;
+        gm_index_put(&r->arena->index, r->tail);
+        stats->free_blocks++;
+        stats->splits++;
+    }
 
     pool->reserving -= r->bytes;
     stats->segments++;
@@ -215,15 +234,19 @@ commit_locked(gm_pool *pool,
     gm_pool_hand_out_locked(pool, block, request);
 }
 
+/* One attempt, by a segment of `bytes` where the cache has nothing. */
 static gm_status
-pool_attempt(gm_pool *pool, const gm_request *request, gm_block **out)
+pool_attempt_with(gm_pool *pool,
+                  const gm_request *request,
+                  size_t bytes,
+                  gm_block **out)
 {
-    reservation r = {.bytes = gm_size_round(request->size)};
+    reservation r = {.bytes = bytes, .rounded = gm_size_round(request->size)};
     gm_piece piece = {0};
     gm_status status;
 
     gm_pool_lock(pool);
-    status = gm_pool_hit_locked(pool, request, r.bytes, out);
+    status = gm_pool_hit_locked(pool, request, r.rounded, out);
     if (status == GM_MISS) {
         status = reserve_locked(pool, request, &r);
     }
@@ -247,6 +270,29 @@ pool_attempt(gm_pool *pool, const gm_request *request, gm_block **out)
     gm_pool_unlock(pool);
     gm_process_flight_end();
     return status;
+}
+
+static bool
+is_shortage(gm_status status)
+{
+    return status == GM_ERR_OUT_OF_MEMORY || status == GM_ERR_LIMIT;
+}
+
+static gm_status
+pool_attempt(gm_pool *pool, const gm_request *request, gm_block **out)
+{
+    size_t rounded = gm_size_round(request->size);
+    size_t odd = rounded % pool->segment_unit;
+    size_t missing = odd ? pool->segment_unit - odd : 0;
+    gm_status status;
+
+    if (missing && missing <= GM_SIZE_MAX - rounded) {
+        status = pool_attempt_with(pool, request, rounded + missing, out);
+        if (!is_shortage(status) && status != GM_ERR_TOO_LARGE) {
+            return status;
+        }
+    }
+    return pool_attempt_with(pool, request, rounded, out);
 }
 
 /* ---- reclaiming ---- */
@@ -323,12 +369,6 @@ reclaim(gm_pool *pool, reclaim_stage stage, gm_status why, const gm_rescue *resc
 enum {
     ROUNDS = 64,
 };
-
-static bool
-is_shortage(gm_status status)
-{
-    return status == GM_ERR_OUT_OF_MEMORY || status == GM_ERR_LIMIT;
-}
 
 static void
 pool_count(gm_pool *pool, size_t *counter)
