@@ -9,8 +9,11 @@
  *   cuda_status.c    the runtime's errors
  *   cuda_device.c    device slots, peers
  *   cuda_memory.c    allocate, free, whose address is this
+ *   cuda_pool.c      stream-ordered memory and the driver's pools of it
+ *   cuda_ipc.c       handles of memory for other processes
  *   cuda_copy.c      copy and set
  *   cuda_stream.c    streams and events
+ *   cuda_graph.c     recording work and launching it
  *   cuda_none.c      all of it, in a build without CUDA
  *
  * The runtime is linked statically, so its last-error slot is ours alone, while the
@@ -49,6 +52,7 @@ typedef struct cuda_driver {
     CUresult (*primary_get_state)(CUdevice handle, unsigned *flags, int *active);
     CUresult (*primary_retain)(CUcontext *context, CUdevice handle);
     CUresult (*primary_release)(CUdevice handle);
+    CUresult (*ctx_get_id)(CUcontext context, unsigned long long *id);
     CUresult (*mem_get_range)(CUdeviceptr *base, size_t *size, CUdeviceptr ptr);
 } cuda_driver;
 
@@ -75,6 +79,18 @@ GM_MUST_CHECK gm_status cuda_self_init(cuda_self *self);
 
 /* The calling thread's current device. */
 GM_MUST_CHECK cudaError_t cuda_current(const cuda_self *self, int *device);
+
+/* The number of the device's primary context, which a reset changes; 0 where it has
+ * none. Makes none. */
+GM_MUST_CHECK cudaError_t cuda_primary_id(const cuda_self *self,
+                                          int device,
+                                          uint64_t *id);
+
+static inline bool
+cuda_has_device(const cuda_self *self, int device)
+{
+    return device >= 0 && device < self->count;
+}
 
 /* Between a successful cuda_enter and cuda_leave `device` is current; cuda_leave
  * restores what was, be it no context at all or one that somebody made for himself.
@@ -114,6 +130,9 @@ gm_status cuda_device_set(void *self, int device);
 gm_status cuda_device_synchronize(void *self, int device);
 gm_status cuda_device_name(void *self, int device, char *text, size_t size);
 gm_status cuda_versions(void *self, int *driver, int *runtime);
+gm_status cuda_device_support(void *self, int device, unsigned *support);
+gm_status cuda_device_reset(void *self, int device);
+gm_status cuda_device_incarnation(void *self, int device, uint64_t *number);
 
 gm_status
 cuda_mem_info(void *self, int device, size_t *free_bytes, size_t *total_bytes);
@@ -123,6 +142,17 @@ gm_status cuda_mem_free(void *self, int device, gm_mem_kind kind, uintptr_t ptr)
 gm_status cuda_mem_alloc_async(
     void *self, int device, size_t size, gm_stream stream, uintptr_t *out);
 gm_status cuda_mem_free_async(void *self, int device, uintptr_t ptr, gm_stream stream);
+gm_status cuda_mem_pool_get(void *self, int device, bool original, gm_mem_pool *out);
+gm_status cuda_mem_pool_set(void *self, int device, gm_mem_pool pool);
+gm_status cuda_mem_pool_trim(void *self, gm_mem_pool pool, size_t keep);
+gm_status cuda_mem_pool_read(void *self,
+                             gm_mem_pool pool,
+                             gm_mem_pool_field field,
+                             uint64_t *value);
+gm_status cuda_mem_pool_write(void *self,
+                              gm_mem_pool pool,
+                              gm_mem_pool_field field,
+                              uint64_t value);
 
 gm_status
 cuda_copy(void *self, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind);
@@ -156,10 +186,23 @@ gm_status cuda_stream_query(void *self, gm_stream stream);
 gm_status cuda_stream_synchronize(void *self, gm_stream stream);
 gm_status cuda_stream_wait_event(void *self, gm_stream stream, gm_event event);
 gm_status cuda_stream_id(void *self, gm_stream stream, uint64_t *id);
+gm_status cuda_stream_priority_range(void *self, int device, int *least, int *most);
+gm_status
+cuda_stream_info(void *self, gm_stream stream, unsigned *flags, int *priority);
+
 gm_status cuda_stream_capture(void *self,
                               gm_stream stream,
                               gm_capture_state *state,
                               uint64_t *id);
+gm_status cuda_capture_begin(void *self, gm_stream stream, gm_capture_mode mode);
+gm_status cuda_capture_end(void *self, gm_stream stream, gm_graph *out);
+gm_status cuda_graph_instantiate(void *self, gm_graph graph, gm_graph_exec *out);
+gm_status cuda_graph_launch(void *self, gm_graph_exec exec, gm_stream stream);
+gm_status cuda_graph_upload(void *self, gm_graph_exec exec, gm_stream stream);
+gm_status
+cuda_graph_debug_dot(void *self, gm_graph graph, const char *path, unsigned flags);
+gm_status cuda_graph_destroy(void *self, gm_graph graph);
+gm_status cuda_graph_exec_destroy(void *self, gm_graph_exec exec);
 
 gm_status cuda_event_create(void *self, int device, unsigned flags, gm_event *out);
 gm_status cuda_event_destroy(void *self, gm_event event);
@@ -175,5 +218,10 @@ gm_status
 cuda_mem_advise(void *self, uintptr_t ptr, size_t size, int advice, int device);
 gm_status cuda_peer_can_access(void *self, int device, int peer, bool *can);
 gm_status cuda_peer_enable(void *self, int device, int peer);
+
+gm_status cuda_ipc_export(void *self, uintptr_t ptr, gm_ipc_handle *out);
+gm_status
+cuda_ipc_open(void *self, int device, const gm_ipc_handle *handle, uintptr_t *base);
+gm_status cuda_ipc_close(void *self, uintptr_t base);
 
 #endif

@@ -13,8 +13,7 @@
  * Threading: open and probe from any thread; open is serialised by a lock of its own,
  * held while the driver initialises, under which nothing of ours is called back.
  *
- * Not here yet, so answered GM_ERR_UNSUPPORTED by the wrappers: virtual memory, handles
- * for other processes.
+ * Not here yet, so answered GM_ERR_UNSUPPORTED by the wrappers: virtual memory.
  */
 #if GM_WITH_CUDA
 
@@ -38,12 +37,20 @@ static gm_backend opened_table = {
     .device_synchronize = cuda_device_synchronize,
     .device_name = cuda_device_name,
     .versions = cuda_versions,
+    .device_support = cuda_device_support,
+    .device_reset = cuda_device_reset,
+    .device_incarnation = cuda_device_incarnation,
 
     .mem_info = cuda_mem_info,
     .mem_alloc = cuda_mem_alloc,
     .mem_free = cuda_mem_free,
     .mem_alloc_async = cuda_mem_alloc_async,
     .mem_free_async = cuda_mem_free_async,
+    .mem_pool_get = cuda_mem_pool_get,
+    .mem_pool_set = cuda_mem_pool_set,
+    .mem_pool_trim = cuda_mem_pool_trim,
+    .mem_pool_read = cuda_mem_pool_read,
+    .mem_pool_write = cuda_mem_pool_write,
 
     .copy = cuda_copy,
     .copy_async = cuda_copy_async,
@@ -58,7 +65,18 @@ static gm_backend opened_table = {
     .stream_synchronize = cuda_stream_synchronize,
     .stream_wait_event = cuda_stream_wait_event,
     .stream_id = cuda_stream_id,
+    .stream_priority_range = cuda_stream_priority_range,
+    .stream_info = cuda_stream_info,
+
     .stream_capture = cuda_stream_capture,
+    .capture_begin = cuda_capture_begin,
+    .capture_end = cuda_capture_end,
+    .graph_instantiate = cuda_graph_instantiate,
+    .graph_launch = cuda_graph_launch,
+    .graph_upload = cuda_graph_upload,
+    .graph_debug_dot = cuda_graph_debug_dot,
+    .graph_destroy = cuda_graph_destroy,
+    .graph_exec_destroy = cuda_graph_exec_destroy,
 
     .event_create = cuda_event_create,
     .event_destroy = cuda_event_destroy,
@@ -72,6 +90,10 @@ static gm_backend opened_table = {
     .mem_advise = cuda_mem_advise,
     .peer_can_access = cuda_peer_can_access,
     .peer_enable = cuda_peer_enable,
+
+    .ipc_export = cuda_ipc_export,
+    .ipc_open = cuda_ipc_open,
+    .ipc_close = cuda_ipc_close,
 };
 
 void
@@ -106,30 +128,23 @@ probe_status(const gm_cuda_probe *probe)
     return probe->devices > 0 ? GM_OK : GM_ERR_NO_DRIVER;
 }
 
-/* Whether every device has a property; one that cannot be asked has it not. */
-static bool
-all_devices_have(int count, enum cudaDeviceAttr property)
-{
-    for (int i = 0; i < count; i++) {
-        int value = 0;
-        cudaError_t error = cudaDeviceGetAttribute(&value, property, i);
-
-        if (cuda_status(error) != GM_OK || !value) {
-            return false;
-        }
-    }
-    return true;
-}
-
+/* What every device can do; one that cannot be asked can do nothing. */
 static uint32_t
 find_caps(int count)
 {
-    uint32_t caps = 0;
+    unsigned common = GM_DEVICE_MEMORY_POOLS | GM_DEVICE_MANAGED;
+    uint32_t caps = GM_CAP_IPC;
 
-    if (all_devices_have(count, cudaDevAttrMemoryPoolsSupported)) {
+    for (int device = 0; device < count; device++) {
+        unsigned support = 0;
+
+        (void)cuda_device_support(&opened_self, device, &support);
+        common &= support;
+    }
+    if ((common & GM_DEVICE_MEMORY_POOLS) != 0) {
         caps |= GM_CAP_STREAM_ORDERED;
     }
-    if (all_devices_have(count, cudaDevAttrManagedMemory)) {
+    if ((common & GM_DEVICE_MANAGED) != 0) {
         caps |= GM_CAP_MANAGED;
     }
     return caps;

@@ -42,6 +42,7 @@ typedef struct driver_symbol {
 
 static const driver_symbol driver_symbols[] = {
     {"cuCtxGetCurrent", offsetof(cuda_driver, ctx_get_current)},
+    {"cuCtxGetId", offsetof(cuda_driver, ctx_get_id)},
     {"cuCtxGetDevice", offsetof(cuda_driver, ctx_get_device)},
     {"cuCtxPushCurrent", offsetof(cuda_driver, ctx_push)},
     {"cuCtxPopCurrent", offsetof(cuda_driver, ctx_pop)},
@@ -156,6 +157,25 @@ primary_is_active(const cuda_self *self, int device)
            active;
 }
 
+cudaError_t
+cuda_primary_id(const cuda_self *self, int device, uint64_t *id)
+{
+    unsigned long long found = 0;
+    CUcontext context = NULL;
+    cudaError_t error = cudaSuccess;
+
+    if (primary_is_active(self, device)) {
+        error = primary_hold(self, device, &context);
+        if (error == cudaSuccess) {
+            error = cuda_from_driver(self->driver.ctx_get_id(context, &found));
+        }
+    }
+    if (error == cudaSuccess) {
+        *id = found;
+    }
+    return error;
+}
+
 /* ---- current device ---- */
 
 /* The device of a current context that is in no entry: a primary one not seen before,
@@ -216,7 +236,7 @@ cuda_enter(const cuda_self *self, int device, cuda_guard *guard)
     cudaError_t error;
     int current = -1;
 
-    if (device < 0 || device >= self->count) {
+    if (!cuda_has_device(self, device)) {
         return cudaErrorInvalidDevice;
     }
     guard->self = self;

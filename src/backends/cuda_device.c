@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Device slots of the cuda backend: count, current, name, versions, memory left, peers.
+ * Device slots of the cuda backend: count, current, name, versions, what it can do, how
+ * it is reset, memory left, peers.
  *
  * The number of devices is fixed when the backend opens, as it is in the runtime. Only
- * device_set makes a context current that was not; device_synchronize, mem_info and
- * peer_enable make the device's primary context if it has none, and leave the thread's
- * own alone.
+ * device_set makes a context current that was not; device_synchronize, device_reset,
+ * mem_info and peer_enable make the device's primary context if it has none, and leave
+ * the thread's own alone.
+ *
+ * A reset ends what is in the primary context and not its handle (cuda_context.c), so
+ * the incarnation is the context's id and not its address.
  *
  * Threading: any thread.
  */
@@ -14,12 +18,6 @@
 #include "cuda_api.h"
 
 #include <limits.h> // INT_MAX
-
-static bool
-device_exists(const cuda_self *cuda, int device)
-{
-    return device >= 0 && device < cuda->count;
-}
 
 gm_status
 cuda_device_count(void *self, int *count)
@@ -39,7 +37,7 @@ cuda_device_get(void *self, int *device)
 gm_status
 cuda_device_set(void *self, int device)
 {
-    if (!device_exists(self, device)) {
+    if (!cuda_has_device(self, device)) {
         return GM_ERR_INVALID_DEVICE;
     }
     return cuda_status(cudaSetDevice(device));
@@ -64,7 +62,7 @@ cuda_device_name(void *self, int device, char *text, size_t size)
     const cuda_self *cuda = self;
     CUresult result;
 
-    if (!device_exists(cuda, device)) {
+    if (!cuda_has_device(cuda, device)) {
         return GM_ERR_INVALID_DEVICE;
     }
     if (size == 0) {
@@ -97,6 +95,59 @@ cuda_versions(void *self, int *driver, int *runtime)
 }
 
 gm_status
+cuda_device_support(void *self, int device, unsigned *support)
+{
+    static const struct {
+        enum cudaDeviceAttr attribute;
+        unsigned bit;
+    } asked[] = {
+        {cudaDevAttrMemoryPoolsSupported, GM_DEVICE_MEMORY_POOLS},
+        {cudaDevAttrManagedMemory, GM_DEVICE_MANAGED},
+        {cudaDevAttrConcurrentManagedAccess, GM_DEVICE_CONCURRENT_MANAGED},
+        {cudaDevAttrPageableMemoryAccess, GM_DEVICE_PAGEABLE_ACCESS},
+    };
+    cudaError_t error = cudaSuccess;
+    unsigned found = 0;
+
+    if (!cuda_has_device(self, device)) {
+        return GM_ERR_INVALID_DEVICE;
+    }
+    for (size_t i = 0; i < sizeof asked / sizeof asked[0] && error == cudaSuccess;
+         i++) {
+        int value = 0;
+
+        error = cudaDeviceGetAttribute(&value, asked[i].attribute, device);
+        found |= value ? asked[i].bit : 0;
+    }
+    if (error == cudaSuccess) {
+        *support = found;
+    }
+    return cuda_status(error);
+}
+
+gm_status
+cuda_device_reset(void *self, int device)
+{
+    cuda_guard guard;
+    cudaError_t error = cuda_enter(self, device, &guard);
+
+    if (error == cudaSuccess) {
+        error = cudaDeviceReset();
+        cuda_leave(&guard);
+    }
+    return cuda_status(error);
+}
+
+gm_status
+cuda_device_incarnation(void *self, int device, uint64_t *number)
+{
+    if (!cuda_has_device(self, device)) {
+        return GM_ERR_INVALID_DEVICE;
+    }
+    return cuda_status(cuda_primary_id(self, device, number));
+}
+
+gm_status
 cuda_mem_info(void *self, int device, size_t *free_bytes, size_t *total_bytes)
 {
     cuda_guard guard;
@@ -121,7 +172,7 @@ cuda_peer_can_access(void *self, int device, int peer, bool *can)
     int answer = 0;
     cudaError_t error;
 
-    if (!device_exists(self, device) || !device_exists(self, peer)) {
+    if (!cuda_has_device(self, device) || !cuda_has_device(self, peer)) {
         return GM_ERR_INVALID_DEVICE;
     }
     error = cudaDeviceCanAccessPeer(&answer, device, peer);

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Allocate and free of the cuda backend: device, managed, pinned, stream-ordered; and
- * what kind of memory an address is.
+ * Allocate and free of the cuda backend: device, managed, pinned; and what kind of
+ * memory an address is.
  *
  * Costs on an H200: cudaMalloc 31 us for 1 MiB and 81 us for 1 GiB; cudaFree 26 to
- * 339 us, and it waits for all work of the device; the stream-ordered pair 0.7 us once
- * the driver's pool is warm; cudaHostAlloc and its free 675 us for 1 MiB. That is why
- * there is a pool above.
+ * 339 us, and it waits for all work of the device; cudaHostAlloc and its free 675 us
+ * for 1 MiB. That is why there is a pool above.
  *
  * Giving back succeeds also when the runtime is unloading or the context is destroyed:
  * the memory went with it.
@@ -34,6 +33,8 @@ alloc_kind(gm_mem_kind kind, size_t size, void **out)
         return cudaMallocManaged(out, size, cudaMemAttachGlobal);
     case GM_MEM_PINNED:
         return cudaHostAlloc(out, size, cudaHostAllocDefault);
+    case GM_MEM_WRITE_COMBINED:
+        return cudaHostAlloc(out, size, cudaHostAllocWriteCombined);
     default:
         return cudaErrorInvalidValue;
     }
@@ -56,6 +57,12 @@ cuda_mem_alloc(void *self, int device, gm_mem_kind kind, size_t size, uintptr_t 
     return cuda_status(error);
 }
 
+static bool
+is_host_memory(gm_mem_kind kind)
+{
+    return kind == GM_MEM_PINNED || kind == GM_MEM_WRITE_COMBINED;
+}
+
 gm_status
 cuda_mem_free(void *self, int device, gm_mem_kind kind, uintptr_t ptr)
 {
@@ -66,38 +73,7 @@ cuda_mem_free(void *self, int device, gm_mem_kind kind, uintptr_t ptr)
 
     if (error == cudaSuccess) {
         error =
-            kind == GM_MEM_PINNED ? cudaFreeHost((void *)ptr) : cudaFree((void *)ptr);
-        cuda_leave(&guard);
-    }
-    return cuda_status_of_release(error);
-}
-
-gm_status
-cuda_mem_alloc_async(
-    void *self, int device, size_t size, gm_stream stream, uintptr_t *out)
-{
-    cuda_guard guard;
-    cudaError_t error = cuda_enter(self, device, &guard);
-    void *ptr = NULL;
-
-    if (error == cudaSuccess) {
-        error = cudaMallocAsync(&ptr, size, (cudaStream_t)stream);
-        cuda_leave(&guard);
-    }
-    if (error == cudaSuccess) {
-        *out = (uintptr_t)ptr;
-    }
-    return cuda_status(error);
-}
-
-gm_status
-cuda_mem_free_async(void *self, int device, uintptr_t ptr, gm_stream stream)
-{
-    cuda_guard guard;
-    cudaError_t error = cuda_enter(self, device, &guard);
-
-    if (error == cudaSuccess) {
-        error = cudaFreeAsync((void *)ptr, (cudaStream_t)stream);
+            is_host_memory(kind) ? cudaFreeHost((void *)ptr) : cudaFree((void *)ptr);
         cuda_leave(&guard);
     }
     return cuda_status_of_release(error);

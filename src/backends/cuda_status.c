@@ -13,6 +13,7 @@
 #if GM_WITH_CUDA
 
 #include "cuda_api.h"
+#include "../core/gm_process.h" // gm_process_is_forked()
 
 /* The runtime took the driver's numbers for the errors that both can have. */
 GM_STATIC_ASSERT((int)CUDA_ERROR_OUT_OF_MEMORY == (int)cudaErrorMemoryAllocation,
@@ -23,6 +24,8 @@ GM_STATIC_ASSERT((int)CUDA_ERROR_CONTEXT_IS_DESTROYED ==
                      (int)cudaErrorContextIsDestroyed,
                  "cuda_from_driver");
 GM_STATIC_ASSERT((int)CUDA_ERROR_INVALID_DEVICE == (int)cudaErrorInvalidDevice,
+                 "cuda_from_driver");
+GM_STATIC_ASSERT((int)CUDA_ERROR_NOT_INITIALIZED == (int)cudaErrorInitializationError,
                  "cuda_from_driver");
 
 cudaError_t
@@ -45,6 +48,9 @@ cuda_status(cudaError_t error)
         return GM_NOT_READY;
     case cudaErrorInvalidDevice:
         return GM_ERR_INVALID_DEVICE;
+    case cudaErrorInitializationError:
+        /* What a driver opened before a fork says to the child. */
+        return gm_process_is_forked() ? GM_ERR_FORKED : GM_DEVICE_ERROR((int)error);
     default:
         return GM_DEVICE_ERROR((int)error);
     }

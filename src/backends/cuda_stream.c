@@ -3,11 +3,11 @@
  * Streams and events of the cuda backend.
  *
  * A stream or event made here knows its device, so only making one needs the guard; the
- * default streams are those of the current device. Flags and states have the runtime's
+ * default streams are those of the current device. Flags have the runtime's
  * numbers and pass through; an unknown flag is the runtime's cudaErrorInvalidValue.
  *
  * Costs on an H200: event create 176 ns, record 245 to 290, query 180 to 340 (1,600
- * while busy), stream wait 220, stream id 93, capture state 80 to 148.
+ * while busy), stream wait 220, stream id 93.
  *
  * Threading: any thread.
  */
@@ -20,14 +20,6 @@ GM_STATIC_ASSERT(GM_STREAM_NON_BLOCKING == cudaStreamNonBlocking, AS_SAME_FLAG);
 GM_STATIC_ASSERT(GM_EVENT_BLOCKING_SYNC == cudaEventBlockingSync, AS_SAME_FLAG);
 GM_STATIC_ASSERT(GM_EVENT_DISABLE_TIMING == cudaEventDisableTiming, AS_SAME_FLAG);
 GM_STATIC_ASSERT(GM_EVENT_INTERPROCESS == cudaEventInterprocess, AS_SAME_FLAG);
-
-#define AS_SAME_STATE "stream_capture passes the state on as the runtime's"
-GM_STATIC_ASSERT((int)GM_CAPTURE_NONE == (int)cudaStreamCaptureStatusNone,
-                 AS_SAME_STATE);
-GM_STATIC_ASSERT((int)GM_CAPTURE_ACTIVE == (int)cudaStreamCaptureStatusActive,
-                 AS_SAME_STATE);
-GM_STATIC_ASSERT((int)GM_CAPTURE_INVALIDATED == (int)cudaStreamCaptureStatusInvalidated,
-                 AS_SAME_STATE);
 
 /* ---- streams ---- */
 
@@ -92,26 +84,39 @@ cuda_stream_id(void *self, gm_stream stream, uint64_t *id)
     return cuda_status(error);
 }
 
-/* The legacy stream is never captured itself, but while a stream that waits for it is,
- * using it would break that capture: the answer then is cudaErrorStreamCaptureImplicit
- * and not "none". */
 gm_status
-cuda_stream_capture(void *self, gm_stream stream, gm_capture_state *state, uint64_t *id)
+cuda_stream_priority_range(void *self, int device, int *least, int *most)
 {
-    enum cudaStreamCaptureStatus found = cudaStreamCaptureStatusNone;
-    unsigned long long number = 0;
-#if CUDART_VERSION >= 13000
-    cudaError_t error = cudaStreamGetCaptureInfo((cudaStream_t)stream, &found, &number,
-                                                 NULL, NULL, NULL, NULL);
-#else
-    cudaError_t error = cudaStreamGetCaptureInfo((cudaStream_t)stream, &found, &number,
-                                                 NULL, NULL, NULL);
-#endif
+    cuda_guard guard;
+    cudaError_t error = cuda_enter(self, device, &guard);
+    int found_least = 0;
+    int found_most = 0;
+
+    if (error == cudaSuccess) {
+        error = cudaDeviceGetStreamPriorityRange(&found_least, &found_most);
+        cuda_leave(&guard);
+    }
+    if (error == cudaSuccess) {
+        *least = found_least;
+        *most = found_most;
+    }
+    return cuda_status(error);
+}
+
+gm_status
+cuda_stream_info(void *self, gm_stream stream, unsigned *flags, int *priority)
+{
+    unsigned found_flags = 0;
+    int found_priority = 0;
+    cudaError_t error = cudaStreamGetFlags((cudaStream_t)stream, &found_flags);
 
     (void)self;
     if (error == cudaSuccess) {
-        *state = (gm_capture_state)found;
-        *id = found == cudaStreamCaptureStatusNone ? 0 : number;
+        error = cudaStreamGetPriority((cudaStream_t)stream, &found_priority);
+    }
+    if (error == cudaSuccess) {
+        *flags = found_flags;
+        *priority = found_priority;
     }
     return cuda_status(error);
 }

@@ -175,6 +175,8 @@ fail_devices_and_memory(const gm_backend *b)
     size_t slots = 0, bytes = 7;
     uintptr_t ptr = 7;
     int number = 7;
+    unsigned flags = 7;
+    uint64_t value = 7;
     bool can = false;
     char text[8];
     gm_pointer_info info;
@@ -184,11 +186,19 @@ fail_devices_and_memory(const gm_backend *b)
     FAILS(device_synchronize, 0);
     FAILS(device_name, 0, text, sizeof text);
     FAILS(versions, &number, &number);
+    FAILS(device_support, 0, &flags);
+    FAILS(device_reset, 0);
+    FAILS(device_incarnation, 0, &value);
     FAILS(mem_info, 0, &bytes, &bytes);
     FAILS(mem_alloc, 0, GM_MEM_DEVICE, 1, &ptr);
     FAILS(mem_free, 0, GM_MEM_DEVICE, 1);
     FAILS(mem_alloc_async, 0, 1, 0, &ptr);
     FAILS(mem_free_async, 0, 1, 0);
+    FAILS(mem_pool_get, 0, true, &ptr);
+    FAILS(mem_pool_set, 0, 1);
+    FAILS(mem_pool_trim, 1, 0);
+    FAILS(mem_pool_read, 1, GM_MEM_POOL_USED, &value);
+    FAILS(mem_pool_write, 1, GM_MEM_POOL_RELEASE_THRESHOLD, 0);
     FAILS(copy, 1, 2, 1, GM_COPY_DEFAULT);
     FAILS(copy_async, 1, 2, 1, GM_COPY_DEFAULT, 0);
     FAILS(copy_peer, 1, 0, 2, 1, 1);
@@ -210,21 +220,41 @@ fail_streams_and_events(const gm_backend *b)
     uintptr_t handle = 7;
     uint64_t id = 7;
     float ms = 7.0f;
-    gm_capture_state capture = GM_CAPTURE_NONE;
-    uint64_t number = 0;
+    unsigned flags = 7;
+    int priority = 7;
     FAILS(stream_create, 0, 0, 0, &handle);
     FAILS(stream_destroy, 1);
     FAILS(stream_query, 1);
     FAILS(stream_synchronize, 1);
     FAILS(stream_wait_event, 1, 2);
     FAILS(stream_id, 1, &id);
-    FAILS(stream_capture, 1, &capture, &number);
+    FAILS(stream_priority_range, 0, &priority, &priority);
+    FAILS(stream_info, 1, &flags, &priority);
     FAILS(event_create, 0, 0, &handle);
     FAILS(event_destroy, 1);
     FAILS(event_record, 1, 2);
     FAILS(event_query, 1);
     FAILS(event_synchronize, 1);
     FAILS(event_elapsed, 1, 2, &ms);
+    return slots;
+}
+
+static size_t
+fail_graphs(const gm_backend *b)
+{
+    size_t slots = 0;
+    uintptr_t handle = 7;
+    gm_capture_state capture = GM_CAPTURE_NONE;
+    uint64_t number = 0;
+    FAILS(stream_capture, 1, &capture, &number);
+    FAILS(capture_begin, 1, GM_CAPTURE_MODE_RELAXED);
+    FAILS(capture_end, 1, &handle);
+    FAILS(graph_instantiate, 1, &handle);
+    FAILS(graph_launch, 1, 2);
+    FAILS(graph_upload, 1, 2);
+    FAILS(graph_debug_dot, 1, "unused", 0);
+    FAILS(graph_destroy, 1);
+    FAILS(graph_exec_destroy, 1);
     return slots;
 }
 
@@ -255,7 +285,7 @@ TEST(fault_knows_every_slot)
 {
     pair p = open_pair();
     size_t slots = fail_devices_and_memory(p.b) + fail_streams_and_events(p.b) +
-                   fail_virtual_memory_and_ipc(p.b);
+                   fail_graphs(p.b) + fail_virtual_memory_and_ipc(p.b);
     // All pointers of the table but name, self, close, last_error and the two texts.
     size_t pointers = (sizeof *p.b - offsetof(gm_backend, name)) / sizeof(void *);
     CHECK_EQ(slots, pointers - 6);
