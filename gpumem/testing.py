@@ -19,11 +19,13 @@ __all__ = [
     "fail",
     "last_error",
     "ledger",
+    "make_memory_pool",
     "parse_limit",
     "placement",
     "round_size",
     "set_peer",
     "unit_size",
+    "without",
 ]
 
 
@@ -164,3 +166,49 @@ def set_peer(device: int, peer: int, can: bool) -> None:
     """Says whether a simulated device can reach another's memory directly; all can
     until told otherwise. What was enabled is forgotten."""
     _core._sim_set_peer(device, peer, can)
+
+
+_FEATURES = {
+    "memory_pools": 1,
+    "managed": 2,
+    "concurrent_managed": 4,
+    "pageable_access": 8,
+}
+
+
+@contextmanager
+def without(*features: str, device: int = 0) -> Iterator[None]:
+    """Takes abilities from a simulated device inside a with statement.
+
+    Args:
+        features (str): "memory_pools" (stream-ordered memory), "managed" (managed
+            memory), "concurrent_managed" (prefetching it, advice about it, and more of
+            it than the device has), "pageable_access" (reading plain host memory). A
+            device has all of them otherwise.
+        device (int): which device.
+
+    Raises:
+        ValueError: there is no such ability, or no such device.
+    """
+    unknown = [name for name in features if name not in _FEATURES]
+    if unknown:
+        names = ", ".join(_FEATURES)
+        raise ValueError(f"a device has no ability {unknown[0]!r}; it has: {names}")
+    everything = sum(_FEATURES.values())
+    before = _core._sim_set_support(device, everything)
+    left = before & ~sum(_FEATURES[name] for name in set(features))
+    _core._sim_set_support(device, left)
+    try:
+        yield
+    finally:
+        _core._sim_set_support(device, before)
+
+
+def make_memory_pool(device: int = 0) -> int:
+    """Makes one more pool of stream-ordered memory on a simulated device, as another
+    library would, and returns its handle. It lives until the device is reset.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    return _core._sim_make_pool(device)

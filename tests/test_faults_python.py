@@ -381,6 +381,12 @@ ENTRIES = {
         "_core._sim_log_start(); gpumem.malloc(10**6); _core._sim_log_stop()",
         "def clean_up(): _core._sim_log_stop()",
     ),
+    "what the device can do": (
+        "before = _core._sim_set_support(0, 15); _core._sim_set_support(0, before)\n"
+        "try: _core._sim_set_support(99, 0)\nexcept ValueError: pass\n"
+        "_core._sim_make_pool(0)",
+        "",
+    ),
     "failures on demand": (
         "_core._fail('mem_alloc', 1, 1, 2)\n"
         "try: gpumem.malloc(10**6)\nexcept gpumem.CUDARuntimeError: pass\n"

@@ -187,3 +187,38 @@ def test_there_must_be_a_call_of_that_name():
         with testing.fail("no_such_call"):
             pass
     assert outcomes(1) == [0]
+
+
+# ---- what a device can do ----
+
+
+@pytest.mark.sim_only
+def test_an_ability_is_taken_and_given_back():
+    memory = gpumem.malloc_managed(UNIT).mem
+    memory.prefetch(gpumem.Stream(null=True))
+    with testing.without("concurrent_managed", "memory_pools"):
+        with pytest.raises(RuntimeError, match="prefetch"):
+            memory.prefetch(gpumem.Stream(null=True))
+        with testing.without("managed"):
+            with pytest.raises(gpumem.CUDARuntimeError) as caught:
+                gpumem.malloc_managed(UNIT)
+        assert caught.value.status == 801
+        gpumem.malloc_managed(UNIT)
+    memory.prefetch(gpumem.Stream(null=True))
+
+
+@pytest.mark.sim_only
+def test_an_ability_or_a_device_that_is_not_there():
+    with pytest.raises(ValueError, match="flying.*memory_pools"):
+        with testing.without("flying"):
+            pass
+    with pytest.raises(ValueError, match="device"):
+        with testing.without("managed", device=99):
+            pass
+
+
+@pytest.mark.sim_only
+def test_pools_are_made_with_handles_of_their_own():
+    assert testing.make_memory_pool() != testing.make_memory_pool()
+    with pytest.raises(ValueError, match="device"):
+        testing.make_memory_pool(99)

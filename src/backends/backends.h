@@ -67,6 +67,15 @@ void gm_sim_read_ledger(const gm_backend *b, gm_sim_ledger *out);
 #define GM_SIM_MAX_PEERS 8
 void gm_sim_set_peer(const gm_backend *b, int device, int peer, bool can);
 
+/* What a device can do (GM_DEVICE_*); all of it until told otherwise. */
+void gm_sim_set_support(const gm_backend *b, int device, unsigned support);
+
+/* One more pool of stream-ordered memory, as another library would make it; it lives as
+ * long as the device. GM_ERR_INVALID_DEVICE, GM_ERR_HOST_MEMORY, GM_ERR_FORKED. */
+GM_MUST_CHECK gm_status gm_sim_make_pool(const gm_backend *b,
+                                         int device,
+                                         gm_mem_pool *out);
+
 /* The call log: one entry a slot call that reached the device, oldest first, kept only
  * while switched on. Fields that a call does not have are 0. */
 typedef struct gm_sim_call {

@@ -34,6 +34,15 @@ location_exists(const cuda_self *cuda, int device)
     return device >= -1 && device < cuda->count;
 }
 
+/* A device that is there is an invalid one for what it cannot do. */
+static gm_status
+status_of(cudaError_t error)
+{
+    gm_status status = cuda_status(error);
+
+    return status == GM_ERR_INVALID_DEVICE ? GM_ERR_UNSUPPORTED : status;
+}
+
 gm_status
 cuda_mem_prefetch(void *self, uintptr_t ptr, size_t size, int device, gm_stream stream)
 {
@@ -41,11 +50,11 @@ cuda_mem_prefetch(void *self, uintptr_t ptr, size_t size, int device, gm_stream 
         return GM_ERR_INVALID_DEVICE;
     }
 #if CUDART_VERSION >= 13000
-    return cuda_status(cudaMemPrefetchAsync((void *)ptr, size, location_of(device), 0,
-                                            (cudaStream_t)stream));
+    return status_of(cudaMemPrefetchAsync((void *)ptr, size, location_of(device), 0,
+                                          (cudaStream_t)stream));
 #else
-    return cuda_status(cudaMemPrefetchAsync((void *)ptr, size, location_of(device),
-                                            (cudaStream_t)stream));
+    return status_of(cudaMemPrefetchAsync((void *)ptr, size, location_of(device),
+                                          (cudaStream_t)stream));
 #endif
 }
 
@@ -55,8 +64,8 @@ cuda_mem_advise(void *self, uintptr_t ptr, size_t size, int advice, int device)
     if (!location_exists(self, device)) {
         return GM_ERR_INVALID_DEVICE;
     }
-    return cuda_status(cudaMemAdvise((void *)ptr, size, (enum cudaMemoryAdvise)advice,
-                                     location_of(device)));
+    return status_of(cudaMemAdvise((void *)ptr, size, (enum cudaMemoryAdvise)advice,
+                                   location_of(device)));
 }
 
 #endif

@@ -148,6 +148,7 @@ sim_event_synchronize(gm_sim *sim, gm_event handle)
     if (!has_happened(event)) {
         sim_run(sim, event->record->stream, event->record->number);
     }
+    sim_pools_settle(sim);
     return GM_OK;
 }
 

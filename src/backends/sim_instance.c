@@ -35,6 +35,7 @@ close_locked(gm_sim *sim)
     sim_events_fini(sim);
     sim_streams_fini(sim);
     sim_table_fini(&sim->streams);
+    sim_pools_fini(sim);
     sim_memory_fini(sim);
     sim_log_fini(sim);
     sim_thread_forget(sim);
@@ -79,6 +80,7 @@ new_sim(void)
     sim->table.self = sim;
     sim_table_init(&sim->streams);
     sim_table_init(&sim->events);
+    sim_table_init(&sim->pools);
     return sim;
 fail:
     if (here != MAP_FAILED) {
@@ -102,8 +104,11 @@ gm_backend_sim_open(const gm_sim_options *options, gm_backend **out)
     sim->device_count = options->devices;
     sim_peers_init(sim);
     gm_status status = sim_memory_init(sim, options);
+    if (status == GM_OK) {
+        status = sim_pools_init(sim);
+    }
     for (int device = 0; status == GM_OK && device < options->devices; device++) {
-        sim->devices[device].legacy = sim_stream_new(sim, device, true);
+        sim->devices[device].legacy = sim_stream_new(sim, device, 0, 0);
         if (sim->devices[device].legacy == NULL) {
             status = GM_ERR_HOST_MEMORY;
         }

@@ -10,7 +10,8 @@
  * beyond what programs do. What somebody else holds is cut off the end.
  *
  * Managed memory takes nothing from a device's capacity: as on hardware it may be
- * larger than the device.
+ * larger than the device. Memory of a pool takes its share as long as the pool holds
+ * it.
  *
  * Cost: a lookup tries each window (at most 17), then a tree. The mutex is held
  * throughout, also while queued copies run: a device is one machine.
@@ -40,6 +41,9 @@ sim_memory_init(gm_sim *sim, const gm_sim_options *options)
 
     sim->device_memory = memory;
     for (int device = 0; device < options->devices; device++) {
+        sim->devices[device].support = GM_DEVICE_MEMORY_POOLS | GM_DEVICE_MANAGED |
+                                       GM_DEVICE_CONCURRENT_MANAGED |
+                                       GM_DEVICE_PAGEABLE_ACCESS;
         if (length == 0) {
             continue; // all of it is somebody else's
         }
@@ -67,7 +71,8 @@ sim_memory_fini(gm_sim *sim)
 static bool
 is_kind(gm_mem_kind kind)
 {
-    return kind == GM_MEM_DEVICE || kind == GM_MEM_MANAGED || kind == GM_MEM_PINNED;
+    return kind == GM_MEM_DEVICE || kind == GM_MEM_MANAGED || kind == GM_MEM_PINNED ||
+           kind == GM_MEM_WRITE_COMBINED;
 }
 
 static sim_window *
@@ -99,6 +104,51 @@ device_bytes(const gm_sim *sim)
 }
 
 gm_status
+sim_take_device_range(gm_sim *sim, int device, size_t size, sim_range **out)
+{
+    sim_range *range = NULL;
+    gm_status status = sim_window_take(&sim->devices[device].memory, size, &range);
+    if (status != GM_OK) {
+        return status;
+    }
+    range->asked = size;
+    range->kind = GM_MEM_DEVICE;
+    range->device = device;
+    if (device_bytes(sim) > sim->ledger.peak_bytes) {
+        sim->ledger.peak_bytes = device_bytes(sim);
+    }
+    *out = range;
+    return GM_OK;
+}
+
+/* Managed memory may be larger than its device only where host and device can use it
+ * at once. */
+static gm_status
+take_host_range(gm_sim *sim, int device, gm_mem_kind kind, size_t size, sim_range **out)
+{
+    unsigned support = sim->devices[device].support;
+    if (kind == GM_MEM_MANAGED) {
+        if ((support & GM_DEVICE_MANAGED) == 0) {
+            return GM_DEVICE_ERROR(SIM_CODE_NOT_SUPPORTED);
+        }
+        if ((support & GM_DEVICE_CONCURRENT_MANAGED) == 0 &&
+            size > sim->device_memory) {
+            return GM_ERR_OUT_OF_MEMORY;
+        }
+    }
+    sim_range *range = NULL;
+    gm_status status = sim_window_take(&sim->host, size, &range);
+    if (status != GM_OK) {
+        return status;
+    }
+    range->asked = size;
+    range->kind = kind;
+    range->device = device;
+    *out = range;
+    return GM_OK;
+}
+
+gm_status
 sim_mem_alloc(gm_sim *sim, int device, gm_mem_kind kind, size_t size, uintptr_t *out)
 {
     if (!sim_has_device(sim, device)) {
@@ -108,20 +158,27 @@ sim_mem_alloc(gm_sim *sim, int device, gm_mem_kind kind, size_t size, uintptr_t 
         return GM_DEVICE_ERROR(SIM_CODE_INVALID_VALUE);
     }
     sim_range *range = NULL;
-    gm_status status = sim_window_take(window_for(sim, device, kind), size, &range);
+    gm_status status = kind == GM_MEM_DEVICE
+                           ? sim_take_device_range(sim, device, size, &range)
+                           : take_host_range(sim, device, kind, size, &range);
     if (status != GM_OK) {
         return status;
     }
-    range->asked = size;
-    range->kind = kind;
-    range->device = device;
     sim->ledger.allocations++;
     sim->ledger.bytes += size;
-    if (kind == GM_MEM_DEVICE && device_bytes(sim) > sim->ledger.peak_bytes) {
-        sim->ledger.peak_bytes = device_bytes(sim);
-    }
     *out = range->start;
     return GM_OK;
+}
+
+/* The live allocation of a kind that begins at `ptr`; NULL where there is none. */
+static sim_range *
+find_allocation(gm_sim *sim, int device, gm_mem_kind kind, uintptr_t ptr)
+{
+    sim_range *range = sim_window_find(window_for(sim, device, kind), ptr);
+    return range != NULL && range->live && !range->parked && range->start == ptr &&
+                   range->kind == kind && range->device == device
+               ? range
+               : NULL;
 }
 
 gm_status
@@ -133,16 +190,20 @@ sim_mem_free(gm_sim *sim, int device, gm_mem_kind kind, uintptr_t ptr)
     if (!is_kind(kind)) {
         return GM_DEVICE_ERROR(SIM_CODE_INVALID_VALUE);
     }
-    sim_window *window = window_for(sim, device, kind);
-    sim_range *range = sim_window_find(window, ptr);
-    if (range == NULL || !range->live || range->start != ptr || range->kind != kind ||
-        range->device != device) {
+    sim_range *range = find_allocation(sim, device, kind, ptr);
+    if (range == NULL) {
         return sim_bad_value(sim);
     }
     sim_drain(sim, device);
     sim->ledger.allocations--;
     sim->ledger.bytes -= range->asked;
-    sim_window_give(window, range);
+    if (range->pool != NULL) {
+        sim_pool_park(sim, range, NULL);
+        sim_pools_settle(sim);
+    }
+    else {
+        sim_window_give(window_for(sim, device, kind), range);
+    }
     return GM_OK;
 }
 
@@ -161,26 +222,44 @@ sim_mem_info(gm_sim *sim, int device, size_t *free_bytes, size_t *total_bytes)
 void
 sim_pointer_info(const gm_sim *sim, uintptr_t ptr, gm_pointer_info *info)
 {
+    static const gm_pointer_kind kinds[] = {
+        [GM_MEM_DEVICE] = GM_POINTER_DEVICE,
+        [GM_MEM_MANAGED] = GM_POINTER_MANAGED,
+        [GM_MEM_PINNED] = GM_POINTER_HOST,
+        [GM_MEM_WRITE_COMBINED] = GM_POINTER_HOST,
+    };
     const sim_range *range = find_range(sim, ptr);
-    if (range == NULL || !range->live || ptr - range->start >= range->asked) {
+    if (range == NULL || !range->live || range->parked ||
+        ptr - range->start >= range->asked) {
         *info = (gm_pointer_info){.kind = GM_POINTER_UNREGISTERED, .device = -1};
         return;
     }
-    gm_pointer_kind kind = GM_POINTER_DEVICE;
-    if (range->kind == GM_MEM_MANAGED) {
-        kind = GM_POINTER_MANAGED;
-    }
-    else if (range->kind == GM_MEM_PINNED) {
-        kind = GM_POINTER_HOST;
-    }
-    *info = (gm_pointer_info){.kind = kind,
+    *info = (gm_pointer_info){.kind = kinds[range->kind],
                               .device = range->device,
                               .base = range->start,
                               .size = range->asked};
 }
 
+/* Whether work that was queued earlier may still touch a pool's memory: the program has
+ * it, or gave it back later than that. A stream may have been given it again since, and
+ * cut it, so the bounds are those of what the pool holds. */
+static bool
+is_pool_range_usable(const sim_range *range, uintptr_t ptr, size_t size)
+{
+    const sim_pool *pool = range->pool;
+    uintptr_t end = ptr + size;
+    while (range != NULL && range->pool == pool &&
+           (!range->parked || (range->freed != NULL && !range->freed->done))) {
+        if (end <= range->start + range->size) {
+            return true;
+        }
+        range = range->next;
+    }
+    return false;
+}
+
 bool
-sim_range_usable(const gm_sim *sim, uintptr_t ptr, size_t size, bool host)
+sim_range_usable(const gm_sim *sim, uintptr_t ptr, size_t size, bool host, bool queued)
 {
     if (ptr == 0 || size > UINTPTR_MAX - ptr) {
         return false;
@@ -189,8 +268,12 @@ sim_range_usable(const gm_sim *sim, uintptr_t ptr, size_t size, bool host)
     if (range == NULL) {
         return host;
     }
+    if (queued && range->live && range->pool != NULL) {
+        return is_pool_range_usable(range, ptr, size);
+    }
     size_t offset = ptr - range->start;
-    return range->live && offset <= range->asked && size <= range->asked - offset;
+    return range->live && !range->parked && offset <= range->asked &&
+           size <= range->asked - offset;
 }
 
 gm_status
@@ -202,8 +285,8 @@ sim_check_copy(
     if (kind < GM_COPY_HOST_TO_DEVICE || kind > GM_COPY_DEFAULT) {
         return GM_DEVICE_ERROR(SIM_CODE_INVALID_VALUE);
     }
-    return sim_range_usable(sim, dst, size, dst_host) &&
-                   sim_range_usable(sim, src, size, src_host)
+    return sim_range_usable(sim, dst, size, dst_host, false) &&
+                   sim_range_usable(sim, src, size, src_host, false)
                ? GM_OK
                : sim_bad_value(sim);
 }
@@ -211,7 +294,7 @@ sim_check_copy(
 gm_status
 sim_check_set(gm_sim *sim, uintptr_t dst, size_t size)
 {
-    return sim_range_usable(sim, dst, size, false) ? GM_OK : sim_bad_value(sim);
+    return sim_range_usable(sim, dst, size, false, false) ? GM_OK : sim_bad_value(sim);
 }
 
 gm_status
@@ -222,8 +305,12 @@ sim_check_managed(gm_sim *sim, uintptr_t ptr, size_t size, int device)
     if (device != -1 && !sim_has_device(sim, device)) {
         return GM_ERR_INVALID_DEVICE;
     }
+    if (device != -1 &&
+        (sim->devices[device].support & GM_DEVICE_CONCURRENT_MANAGED) == 0) {
+        return GM_ERR_UNSUPPORTED;
+    }
     return range != NULL && range->kind == GM_MEM_MANAGED &&
-                   sim_range_usable(sim, ptr, size, false)
+                   sim_range_usable(sim, ptr, size, false, false)
                ? GM_OK
                : sim_bad_value(sim);
 }

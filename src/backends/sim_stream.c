@@ -78,8 +78,8 @@ execute(gm_sim *sim, sim_op *op)
 {
     switch (op->kind) {
     case SIM_OP_COPY:
-        if (!sim_range_usable(sim, op->dst, op->size, true) ||
-            !sim_range_usable(sim, op->src, op->size, true)) {
+        if (!sim_range_usable(sim, op->dst, op->size, true, true) ||
+            !sim_range_usable(sim, op->src, op->size, true, true)) {
             (void)sim_bad_value(sim); // queued long ago: nobody is here to be told
             break;
         }
@@ -87,7 +87,7 @@ execute(gm_sim *sim, sim_op *op)
         sim->clock += LAUNCH_NS + op->size / LINK_BYTES_A_NS;
         break;
     case SIM_OP_SET:
-        if (!sim_range_usable(sim, op->dst, op->size, false)) {
+        if (!sim_range_usable(sim, op->dst, op->size, false, true)) {
             (void)sim_bad_value(sim);
             break;
         }
@@ -133,7 +133,7 @@ find_blocker(const gm_sim *sim, const sim_op *op)
         recording->target = op->record->number;
         return recording;
     }
-    if (!op->stream->blocking) {
+    if (!sim_stream_is_blocking(op->stream)) {
         return NULL;
     }
     const sim_device *device = &sim->devices[op->stream->device];
@@ -144,7 +144,7 @@ find_blocker(const gm_sim *sim, const sim_op *op)
     else {
         blocker = device->streams;
         while (blocker != NULL &&
-               !(blocker->blocking && has_before(blocker, op->number))) {
+               !(sim_stream_is_blocking(blocker) && has_before(blocker, op->number))) {
             blocker = blocker->next;
         }
     }
@@ -229,7 +229,7 @@ sim_drain(gm_sim *sim, int device)
 }
 
 sim_stream *
-sim_stream_new(gm_sim *sim, int device, bool blocking)
+sim_stream_new(gm_sim *sim, int device, unsigned flags, int priority)
 {
     sim_stream *stream = gm_host_zalloc(sizeof *stream);
     if (stream == NULL) {
@@ -238,7 +238,8 @@ sim_stream_new(gm_sim *sim, int device, bool blocking)
     sim_device *owner = &sim->devices[device];
     stream->id = sim_next_serial();
     stream->device = device;
-    stream->blocking = blocking;
+    stream->flags = flags;
+    stream->priority = priority;
     stream->tail = &stream->head;
     stream->next = owner->streams;
     if (stream->next != NULL) {
@@ -303,8 +304,17 @@ sim_stream_find(gm_sim *sim, gm_stream handle, sim_stream **out)
     return GM_OK;
 }
 
+static int
+clamp_priority(int priority)
+{
+    if (priority > SIM_PRIORITY_LEAST) {
+        return SIM_PRIORITY_LEAST;
+    }
+    return priority < SIM_PRIORITY_MOST ? SIM_PRIORITY_MOST : priority;
+}
+
 gm_status
-sim_stream_create(gm_sim *sim, int device, unsigned flags, gm_stream *out)
+sim_stream_create(gm_sim *sim, int device, unsigned flags, int priority, gm_stream *out)
 {
     if (!sim_has_device(sim, device)) {
         return GM_ERR_INVALID_DEVICE;
@@ -312,8 +322,7 @@ sim_stream_create(gm_sim *sim, int device, unsigned flags, gm_stream *out)
     if ((flags & ~(unsigned)GM_STREAM_NON_BLOCKING) != 0) {
         return GM_DEVICE_ERROR(SIM_CODE_INVALID_VALUE);
     }
-    bool blocking = (flags & GM_STREAM_NON_BLOCKING) == 0;
-    sim_stream *stream = sim_stream_new(sim, device, blocking);
+    sim_stream *stream = sim_stream_new(sim, device, flags, clamp_priority(priority));
     if (stream == NULL) {
         return GM_ERR_HOST_MEMORY;
     }

@@ -63,7 +63,7 @@ sim_thread_stream(gm_sim *sim)
     }
     sim_stream **own = &record->own[record->device];
     if (*own == NULL) {
-        *own = sim_stream_new(sim, record->device, true);
+        *own = sim_stream_new(sim, record->device, 0, 0);
     }
     return *own;
 }

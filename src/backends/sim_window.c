@@ -293,6 +293,39 @@ sim_window_find(const sim_window *window, uintptr_t ptr)
     }
 }
 
+/* Makes the low `size` bytes of a range one of its own in front of the rest, alike but
+ * for its bounds. NULL without host memory. */
+static sim_range *
+cut_low(sim_window *window, sim_range *range, size_t size)
+{
+    sim_range *low = gm_host_zalloc(sizeof *low);
+    if (low == NULL) {
+        return NULL;
+    }
+    low->start = range->start;
+    low->size = size;
+    low->priority = next_priority(window);
+    low->live = range->live;
+    low->stale_start = low->stale_end = low->start;
+    low->prev = range->prev;
+    low->next = range;
+    if (low->prev != NULL) {
+        low->prev->next = low;
+    }
+    range->prev = low;
+    range->start += size;
+    range->size -= size;
+    if (range->stale_start < range->start) {
+        range->stale_start = range->start;
+    }
+    if (range->stale_end < range->start) {
+        range->stale_end = range->start;
+    }
+    refresh(window->root, range);
+    window->root = insert(window->root, low);
+    return low;
+}
+
 gm_status
 sim_window_take(sim_window *window, size_t size, sim_range **out)
 {
@@ -306,43 +339,20 @@ sim_window_take(sim_window *window, size_t size, sim_range **out)
     }
     sim_range *range = first_fit(window->root, size);
     if (range->size > size) {
-        // The low end becomes a range of its own in front of the rest.
-        sim_range *low = gm_host_zalloc(sizeof *low);
+        sim_range *low = cut_low(window, range, size);
         if (low == NULL) {
             return GM_ERR_HOST_MEMORY;
         }
-        low->start = range->start;
-        low->size = size;
-        low->priority = next_priority(window);
-        low->live = true;
-        low->prev = range->prev;
-        low->next = range;
-        if (low->prev != NULL) {
-            low->prev->next = low;
-        }
-        range->prev = low;
-        range->start += size;
-        range->size -= size;
-        if (range->stale_start < range->start) {
-            range->stale_start = range->start;
-        }
-        if (range->stale_end < range->start) {
-            range->stale_end = range->start;
-        }
-        refresh(window->root, range);
-        window->root = insert(window->root, low);
         range = low;
     }
-    else {
-        range->live = true;
-        refresh(window->root, range);
-    }
+    range->live = true;
+    refresh(window->root, range);
     window->used += size;
     *out = range;
     return GM_OK;
 }
 
-/* Takes `high`, the free right neighbour of the free `low`, into it. */
+/* Takes `high`, the right neighbour of `low` and as live as that, into it. */
 static void
 merge_next(sim_window *window, sim_range *low)
 {
@@ -379,4 +389,24 @@ sim_window_give(sim_window *window, sim_range *range)
     }
     refresh(window->root, range);
     give_back_pages(window, range);
+}
+
+gm_status
+sim_window_cut(sim_window *window, sim_range *range, size_t size, sim_range **out)
+{
+    GM_ASSERT(range->live && size % SIM_UNIT == 0 && size > 0 && size < range->size);
+    sim_range *low = cut_low(window, range, size);
+    if (low == NULL) {
+        return GM_ERR_HOST_MEMORY;
+    }
+    *out = low;
+    return GM_OK;
+}
+
+void
+sim_window_merge_next(sim_window *window, sim_range *range)
+{
+    GM_ASSERT(range->live && range->next->live);
+    merge_next(window, range);
+    refresh(window->root, range);
 }

@@ -366,7 +366,8 @@ typedef struct gm_backend {
     /* ---- managed memory ---- */
 
     /* Moves a managed range to `device`'s memory, or to the host's with -1, in the
-     * order of `stream`. */
+     * order of `stream`. GM_ERR_UNSUPPORTED, here and for advice: the device lacks
+     * GM_DEVICE_CONCURRENT_MANAGED. */
     gm_status (*mem_prefetch)(
         void *self, uintptr_t ptr, size_t size, int device, gm_stream stream);
 

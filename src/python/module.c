@@ -59,11 +59,12 @@ module_fill(PyObject *module)
 {
     gmpy_state *st = gmpy_state_of_module(module);
     PyMethodDef *const tables[] = {
-        module_methods,      gmpy_runtime_methods,
-        gmpy_memory_methods, gmpy_managed_memory_methods,
-        gmpy_hooks_methods,  gmpy_allocator_methods,
-        gmpy_device_methods, gmpy_stream_methods,
-        gmpy_event_methods,  gmpy_testing_methods,
+        module_methods,           gmpy_runtime_methods,
+        gmpy_memory_methods,      gmpy_managed_memory_methods,
+        gmpy_hooks_methods,       gmpy_allocator_methods,
+        gmpy_device_methods,      gmpy_stream_methods,
+        gmpy_event_methods,       gmpy_testing_methods,
+        gmpy_testing_sim_methods,
     };
     int (*const inits[])(PyObject *, gmpy_state *) = {
         gmpy_errors_init,          gmpy_size_text_init,

@@ -665,8 +665,9 @@ PyObject *gmpy_event_new(gmpy_state *st, int device, unsigned flags);
 int gmpy_as_event(gmpy_state *st, PyObject *arg, gm_event *out);
 extern PyMethodDef gmpy_event_methods[];
 
-/* ---- testing.c ---- */
+/* ---- testing.c, testing_sim.c ---- */
 
 extern PyMethodDef gmpy_testing_methods[];
+extern PyMethodDef gmpy_testing_sim_methods[];
 
 #endif

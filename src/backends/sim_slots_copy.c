@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The simulated device's slots for copies and sets: ranges are checked when the work is
+ * queued, and again when it runs (sim_stream.c). The plain forms run on the legacy
+ * stream of the current device and wait for it.
+ */
+#include "sim_call.h"
+
+/* Queues checked work on a stream, which is found out; `wait`: and runs it, with all
+ * that comes before. */
+static gm_status
+transfer_locked(gm_sim *sim,
+                gm_stream handle,
+                const sim_op *work,
+                gm_copy_kind kind,
+                bool wait,
+                sim_stream **stream)
+{
+    gm_status status = sim_stream_find(sim, handle, stream);
+
+    if (status == GM_OK) {
+        status = work->kind == SIM_OP_COPY
+                     ? sim_check_copy(sim, work->dst, work->src, work->size, kind)
+                     : sim_check_set(sim, work->dst, work->size);
+    }
+    if (status == GM_OK) {
+        status = sim_submit(sim, *stream, work, NULL);
+    }
+    if (status == GM_OK && wait) {
+        sim_run(sim, *stream, (*stream)->last);
+    }
+    return status;
+}
+
+static gm_status
+transfer(gm_sim *sim,
+         sim_slot slot,
+         gm_stream handle,
+         const sim_op *work,
+         gm_copy_kind kind,
+         bool wait)
+{
+    sim_call call = {sim, slot, 0, work->dst, work->size};
+    gm_status status = sim_enter(&call);
+    if (status != GM_OK) {
+        return status;
+    }
+    sim_stream *stream = NULL;
+    status = transfer_locked(sim, handle, work, kind, wait, &stream);
+    call.device = sim_device_of(stream);
+    return sim_leave(&call, status);
+}
+
+gm_status
+sim_slot_copy(void *self, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind)
+{
+    const sim_op work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
+    return transfer(self, SIM_SLOT_copy, GM_STREAM_LEGACY, &work, kind, true);
+}
+
+gm_status
+sim_slot_copy_async(void *self,
+                    uintptr_t dst,
+                    uintptr_t src,
+                    size_t size,
+                    gm_copy_kind kind,
+                    gm_stream stream)
+{
+    const sim_op work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
+    return transfer(self, SIM_SLOT_copy_async, stream, &work, kind, false);
+}
+
+/* Between devices the runtime lets all earlier work of both go first. Each reaches the
+ * other, with peer access or without. */
+gm_status
+sim_slot_copy_peer(void *self,
+                   uintptr_t dst,
+                   int dst_device,
+                   uintptr_t src,
+                   int src_device,
+                   size_t size)
+{
+    const sim_op work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
+    const sim_call call = {self, SIM_SLOT_copy_peer, dst_device, dst, size};
+    gm_status status = sim_enter(&call);
+    if (status != GM_OK) {
+        return status;
+    }
+    if (sim_has_device(self, dst_device) && sim_has_device(self, src_device)) {
+        sim_stream *stream = NULL;
+        sim_drain(self, src_device);
+        sim_drain(self, dst_device);
+        status = transfer_locked(self, GM_STREAM_LEGACY, &work,
+                                 GM_COPY_DEVICE_TO_DEVICE, true, &stream);
+    }
+    else {
+        status = GM_ERR_INVALID_DEVICE;
+    }
+    return sim_leave(&call, status);
+}
+
+gm_status
+sim_slot_copy_peer_async(void *self,
+                         uintptr_t dst,
+                         int dst_device,
+                         uintptr_t src,
+                         int src_device,
+                         size_t size,
+                         gm_stream stream)
+{
+    const sim_op work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
+
+    if (!sim_has_device(self, dst_device) || !sim_has_device(self, src_device)) {
+        return GM_ERR_INVALID_DEVICE;
+    }
+    return transfer(self, SIM_SLOT_copy_peer_async, stream, &work,
+                    GM_COPY_DEVICE_TO_DEVICE, false);
+}
+
+gm_status
+sim_slot_set(void *self, uintptr_t dst, int value, size_t size)
+{
+    const sim_op work = {.kind = SIM_OP_SET, .dst = dst, .value = value, .size = size};
+    return transfer(self, SIM_SLOT_set, GM_STREAM_LEGACY, &work, GM_COPY_DEFAULT, true);
+}
+
+gm_status
+sim_slot_set_async(void *self, uintptr_t dst, int value, size_t size, gm_stream stream)
+{
+    const sim_op work = {.kind = SIM_OP_SET, .dst = dst, .value = value, .size = size};
+    return transfer(self, SIM_SLOT_set_async, stream, &work, GM_COPY_DEFAULT, false);
+}

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The simulated device's slots for devices and peers.
+ *
+ * device_count and device_get take no lock: the first never changes, the second is the
+ * thread's own and asked for at each request.
+ */
+#include "sim_call.h"
+
+#include <stdio.h> // snprintf()
+
+/* ---- devices ---- */
+
+gm_status
+sim_slot_device_count(void *self, int *count)
+{
+    const gm_sim *sim = self;
+    *count = sim->device_count;
+    return GM_OK;
+}
+
+gm_status
+sim_slot_device_get(void *self, int *device)
+{
+    *device = sim_thread_device(self);
+    return GM_OK;
+}
+
+gm_status
+sim_slot_device_set(void *self, int device)
+{
+    const sim_call call = {self, .slot = SIM_SLOT_device_set, .device = device};
+    gm_status status = sim_enter(&call);
+    if (status != GM_OK) {
+        return status;
+    }
+    status = sim_has_device(self, device) ? sim_thread_set_device(self, device)
+                                          : GM_ERR_INVALID_DEVICE;
+    return sim_leave(&call, status);
+}
+
+gm_status
+sim_slot_device_synchronize(void *self, int device)
+{
+    const sim_call call = {self, .slot = SIM_SLOT_device_synchronize, .device = device};
+    gm_status status = sim_enter(&call);
+    if (status != GM_OK) {
+        return status;
+    }
+    if (sim_has_device(self, device)) {
+        sim_drain(self, device);
+        sim_pools_settle(self);
+    }
+    else {
+        status = GM_ERR_INVALID_DEVICE;
+    }
+    return sim_leave(&call, status);
+}
+
+gm_status
+sim_slot_device_name(void *self, int device, char *text, size_t size)
+{
+    if (!sim_has_device(self, device)) {
+        return GM_ERR_INVALID_DEVICE;
+    }
+    (void)snprintf(text, size, "Simulated device");
+    return GM_OK;
+}
+
+gm_status
+sim_slot_device_support(void *self, int device, unsigned *support)
+{
+    const sim_call call = {self, .slot = SIM_SLOT_device_support, .device = device};
+    gm_status status = sim_enter(&call);
+    if (status != GM_OK) {
+        return status;
+    }
+    if (sim_has_device(self, device)) {
+        *support = call.sim->devices[device].support;
+    }
+    else {
+        status = GM_ERR_INVALID_DEVICE;
+    }
+    return sim_leave(&call, status);
+}
+
+void
+gm_sim_set_support(const gm_backend *b, int device, unsigned support)
+{
+    gm_sim *sim = b->self;
+    if (sim_is_gone(sim)) {
+        return;
+    }
+    pthread_mutex_lock(&sim->mutex);
+    if (sim_has_device(sim, device)) {
+        sim->devices[device].support = support;
+    }
+    pthread_mutex_unlock(&sim->mutex);
+}
+
+/* ---- peers ---- */
+
+gm_status
+sim_slot_peer_can_access(void *self, int device, int peer, bool *can)
+{
+    const sim_call call = {self, SIM_SLOT_peer_can_access, device, (uint64_t)peer, 0};
+    gm_status status = sim_enter(&call);
+    if (status != GM_OK) {
+        return status;
+    }
+    if (sim_has_device(self, device) && sim_has_device(self, peer)) {
+        *can = sim_peer_possible(self, device, peer);
+    }
+    else {
+        status = GM_ERR_INVALID_DEVICE;
+    }
+    return sim_leave(&call, status);
+}
+
+gm_status
+sim_slot_peer_enable(void *self, int device, int peer)
+{
+    const sim_call call = {self, SIM_SLOT_peer_enable, device, (uint64_t)peer, 0};
+    gm_status status = sim_enter(&call);
+    if (status != GM_OK) {
+        return status;
+    }
+    status =
+        sim_has_device(self, device) && sim_has_device(self, peer) && device != peer
+            ? sim_peer_enable(self, device, peer)
+            : GM_ERR_INVALID_DEVICE;
+    return sim_leave(&call, status);
+}
