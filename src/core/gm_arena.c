@@ -114,7 +114,26 @@ gm_arena_unpin(gm_arena_table *table, gm_arena *arena)
     if (table->recent == arena) {
         table->recent = NULL;
     }
+    if (table->commons == arena) {
+        table->commons = NULL;
+    }
     gm_host_free(arena);
+}
+
+void
+gm_arena_take_over(gm_arena_table *table, gm_segment *segment, gm_arena *into)
+{
+    gm_arena *from = segment->arena;
+
+    for (gm_block *block = segment->first; block; block = block->next) {
+        if (block->state == GM_BLOCK_FREE) {
+            gm_index_remove(&from->index, block);
+            gm_index_put(&into->index, block);
+        }
+    }
+    segment->arena = into;
+    into->pins++;
+    gm_arena_unpin(table, from);
 }
 
 void

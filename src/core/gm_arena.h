@@ -8,6 +8,10 @@
  * belongs to the arena it was taken for, and its blocks always return there. An arena
  * goes when its last segment goes.
  *
+ * When a stream ended and its work is done, what it left is anybody's: the arenas of
+ * ended streams become one, the commons, and a stream that finds there what its own
+ * arena lacks takes over the segment (gm_stream_end.c, gm_lend.c).
+ *
  * Cost: finding the arena used last is one comparison, any other a hash lookup.
  * Threading: the pool's lock is held.
  */
@@ -32,12 +36,13 @@ gm_stream_key_of(gm_stream stream, uint64_t id)
 struct gm_arena {
     gm_index index;
     gm_stream_key key;
-    size_t pins;     // segments that belong here, and segments being taken for it
+    size_t pins;     // segments that belong here or are being taken for it, and notes
     gm_arena *chain; // next in the table's bucket
 };
 
 typedef struct gm_arena_table {
-    gm_arena *recent; // found last; NULL in an empty table
+    gm_arena *recent;  // found last; NULL in an empty table
+    gm_arena *commons; // what ended streams left; NULL for nothing
     gm_arena **buckets;
     size_t bucket_count; // 0 or a power of two
     size_t count;
@@ -61,6 +66,10 @@ gm_arena *gm_arena_pin(gm_arena_table *table, gm_stream_key key);
 
 /* One pin less; the last one frees the arena, whose index is empty by then. */
 void gm_arena_unpin(gm_arena_table *table, gm_arena *arena);
+
+/* The segment, its free blocks and its pin go to `into`; the arena it was of ends
+ * unless something else pins it. */
+void gm_arena_take_over(gm_arena_table *table, gm_segment *segment, gm_arena *into);
 
 /* Frees the table; every arena was unpinned. */
 void gm_arena_table_fini(gm_arena_table *table);

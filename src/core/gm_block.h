@@ -22,8 +22,9 @@ typedef enum gm_block_state {
     GM_BLOCK_SPARE,    // node in the slab, no bytes
     GM_BLOCK_FREE,     // in its arena's index
     GM_BLOCK_LIVE,     // somebody holds it
+    GM_BLOCK_NOTED,    // the same, and more is to be remembered: see gm_note.h
     GM_BLOCK_PENDING,  // given back, but another stream may still use it
-    GM_BLOCK_CAPTURED, // belongs to a recorded graph
+    GM_BLOCK_CAPTURED, // free for one recorded graph alone: in its part's index
     GM_BLOCK_MOVING,   // its pages are being remapped
     GM_BLOCK_VOID,     // no bytes: given back by address, its handle has not ended yet
 } gm_block_state;
@@ -31,6 +32,7 @@ typedef enum gm_block_state {
 typedef struct gm_arena gm_arena;
 typedef struct gm_block gm_block;
 typedef struct gm_segment gm_segment;
+typedef struct gm_note gm_note;
 
 struct gm_block {
     uintptr_t addr; // where it starts
@@ -39,10 +41,11 @@ struct gm_block {
     gm_block *next; // the block above it, NULL at the end
     gm_segment *segment;
     uint32_t generation; // changes when the block is given back
-    uint16_t client;     // whose request it serves; 0 is the program itself
+    uint16_t client;     // whose request it serves; 0 is the program itself.
+                         // CAPTURED: number of its part
     uint8_t state;       // gm_block_state
     union {
-        struct { // FREE: its place in the arena's index
+        struct { // FREE, CAPTURED: its place in the index
             gm_block *left;
             gm_block *right;
         } tree;
@@ -50,11 +53,25 @@ struct gm_block {
             size_t requested;   // bytes asked for, before rounding
             gm_block *deferred; // next in the pool's list of postponed frees
         } live;
+        struct { // NOTED, PENDING
+            gm_note *note;
+            gm_block *deferred; // NOTED: as in `live`
+        } noted;
         gm_block *spare; // SPARE: next in the slab's list
     } u;
 };
 
 GM_STATIC_ASSERT(sizeof(gm_block) == GM_CACHE_LINE, "a block is one cache line");
+GM_STATIC_ASSERT(offsetof(gm_block, u.live.deferred) ==
+                     offsetof(gm_block, u.noted.deferred),
+                 "a free that finds the lock busy does not look at the state");
+
+/* True while somebody holds it. */
+static inline bool
+gm_block_is_live(const gm_block *block)
+{
+    return block->state == GM_BLOCK_LIVE || block->state == GM_BLOCK_NOTED;
+}
 
 /* What upstream gives: a range, what keeps it alive, and the physical memory behind it
  * where that was mapped page by page. */

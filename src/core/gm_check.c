@@ -7,10 +7,60 @@
 
 typedef struct tally {
     size_t used, requested, total, live, free_blocks, segments;
+    size_t pending, pending_blocks, captured, captured_blocks;
     size_t indexed;
+    uint8_t state;          // that the blocks of the index at hand have
     const gm_block *before; // last block the index walk saw in this bin
     const char *fault;
 } tally;
+
+static void
+check_live(tally *t, const gm_block *block, size_t requested)
+{
+    t->live++;
+    t->used += block->size;
+    t->requested += requested;
+    if (requested > block->size) {
+        t->fault = "a live block is smaller than what was asked for";
+    }
+}
+
+static void
+check_state(tally *t, const gm_block *block)
+{
+    const gm_note *note = block->u.noted.note;
+
+    switch ((gm_block_state)block->state) {
+    case GM_BLOCK_LIVE:
+        check_live(t, block, block->u.live.requested);
+        break;
+    case GM_BLOCK_NOTED:
+        check_live(t, block, note->requested);
+        if (note->block != block || note->open) {
+            t->fault = "the note of a live block is not its own, or already waits";
+        }
+        break;
+    case GM_BLOCK_PENDING:
+        t->pending += block->size;
+        t->pending_blocks++;
+        if (note->block != block || !note->uses) {
+            t->fault = "a pending block waits for nothing";
+        }
+        break;
+    case GM_BLOCK_CAPTURED:
+        t->captured += block->size;
+        t->captured_blocks++;
+        break;
+    case GM_BLOCK_FREE:
+        t->free_blocks++;
+        break;
+    case GM_BLOCK_SPARE:
+    case GM_BLOCK_MOVING:
+    case GM_BLOCK_VOID:
+        t->fault = "a block of a segment is in a state that has no bytes";
+        break;
+    }
+}
 
 static void
 check_block(tally *t, const gm_segment *segment, const gm_block *block)
@@ -29,19 +79,8 @@ check_block(tally *t, const gm_segment *segment, const gm_block *block)
              block->next->state == GM_BLOCK_FREE) {
         t->fault = "two free neighbours were not joined";
     }
-    else if (block->state == GM_BLOCK_LIVE) {
-        t->live++;
-        t->used += block->size;
-        t->requested += block->u.live.requested;
-        if (block->u.live.requested > block->size) {
-            t->fault = "a live block is smaller than what was asked for";
-        }
-    }
-    else if (block->state == GM_BLOCK_FREE) {
-        t->free_blocks++;
-    }
     else {
-        t->fault = "a block of a segment is neither live nor free";
+        check_state(t, block);
     }
 }
 
@@ -72,7 +111,7 @@ check_indexed(void *context, const gm_block *block)
     tally *t = context;
 
     t->indexed++;
-    if (block->state != GM_BLOCK_FREE) {
+    if (block->state != t->state) {
         t->fault = "the index holds a block that is not free";
     }
     else if (t->before && gm_size_bin(t->before->size) == gm_size_bin(block->size) &&
@@ -83,21 +122,41 @@ check_indexed(void *context, const gm_block *block)
 }
 
 static void
-check_arena(tally *t, const gm_arena *arena)
+check_index(tally *t, const gm_index *index, gm_block_state state)
 {
     for (unsigned bin = 0; bin < GM_BIN_COUNT; bin++) {
         unsigned row = bin / GM_BIN_COLUMNS;
-        bool marked = arena->index.columns[row] >> (bin % GM_BIN_COLUMNS) & 1u;
+        bool marked = index->columns[row] >> (bin % GM_BIN_COLUMNS) & 1u;
 
-        if (marked != (arena->index.roots[bin] != NULL)) {
+        if (marked != (index->roots[bin] != NULL)) {
             t->fault = "a bin's mark and its content disagree";
         }
-        if ((arena->index.rows >> row & 1u) != (arena->index.columns[row] != 0)) {
+        if ((index->rows >> row & 1u) != (index->columns[row] != 0)) {
             t->fault = "a row's mark and its columns disagree";
         }
     }
     t->before = NULL;
-    gm_index_walk(&arena->index, check_indexed, t);
+    t->state = (uint8_t)state;
+    gm_index_walk(index, check_indexed, t);
+}
+
+/* In a lane the uses are of one stream, each with a mark, and counted by their note. */
+static void
+check_lanes(tally *t, const gm_pool *pool)
+{
+    for (const gm_use *lane = pool->lanes; lane; lane = lane->lane) {
+        for (const gm_use *use = lane; use; use = use->later) {
+            if (!gm_stream_use_is_same(&use->by, &lane->by) || !use->mark) {
+                t->fault = "a lane holds a use of another stream, or one without mark";
+            }
+            if (use->note->open == 0) {
+                t->fault = "a note has more uses in lanes than it counts";
+            }
+            if (!use->later && lane->last != use) {
+                t->fault = "a lane does not know its end";
+            }
+        }
+    }
 }
 
 static const char *
@@ -105,8 +164,14 @@ check_counters(const gm_pool *pool, const tally *t)
 {
     const gm_stats *s = &pool->stats;
 
-    if (t->indexed != t->free_blocks) {
+    if (t->indexed != t->free_blocks + t->captured_blocks) {
         return "the indexes do not hold exactly the free blocks";
+    }
+    if (s->pending_bytes != t->pending || s->pending_blocks != t->pending_blocks) {
+        return "the counters of pending blocks are wrong";
+    }
+    if (s->captured_bytes != t->captured || s->captured_blocks != t->captured_blocks) {
+        return "the counters of captured blocks are wrong";
     }
     if (s->used_bytes != t->used || s->requested_bytes != t->requested ||
         s->live_blocks != t->live) {
@@ -139,9 +204,13 @@ gm_pool_check(gm_pool *pool)
     }
     for (size_t i = 0; i < pool->arenas.bucket_count; i++) {
         for (gm_arena *a = pool->arenas.buckets[i]; a && !t.fault; a = a->chain) {
-            check_arena(&t, a);
+            check_index(&t, &a->index, GM_BLOCK_FREE);
         }
     }
+    for (gm_part *p = pool->parts; p && !t.fault; p = p->next) {
+        check_index(&t, &p->index, GM_BLOCK_CAPTURED);
+    }
+    check_lanes(&t, pool);
     if (!t.fault) {
         t.fault = check_counters(pool, &t);
     }

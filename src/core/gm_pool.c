@@ -4,6 +4,7 @@
  * with the neighbours. See gm_pool.h for the policy and the contracts; the miss path is
  * gm_reclaim.c.
  */
+#include "gm_pending.h"
 #include "gm_pool_private.h"
 
 gm_status
@@ -28,7 +29,9 @@ static void
 pool_destroy(gm_pool *pool)
 {
     GM_ASSERT(!pool->first && pool->stats.total_bytes == 0);
+    GM_ASSERT(!pool->notes && !pool->lanes && !pool->parts);
     gm_process_pool_leave(&pool->link);
+    gm_marks_fini(pool);
     if (pool->upstream.end) {
         pool->upstream.end(pool->upstream.context);
     }
@@ -78,10 +81,8 @@ gm_pool_user(const gm_pool *pool)
 
 /* ---- taking back ---- */
 
-/* Puts a block that just lost its owner among the free ones, joined with free
- * neighbours. */
-static void
-pool_cache_locked(gm_pool *pool, gm_block *block)
+void
+gm_pool_cache_locked(gm_pool *pool, gm_block *block)
 {
     gm_index *index = &block->segment->arena->index;
     gm_block *next = block->next;
@@ -114,7 +115,7 @@ pool_take_back_locked(gm_pool *pool, gm_block *block)
     pool->stats.requested_bytes -= block->u.live.requested;
     pool->stats.live_blocks--;
     block->generation++;
-    pool_cache_locked(pool, block);
+    gm_pool_cache_locked(pool, block);
 }
 
 /* Ends the handle of `block`, with its bytes unless those went back by address. */
@@ -123,6 +124,9 @@ pool_end_handle_locked(gm_pool *pool, gm_block *block)
 {
     if (GM_LIKELY(block->state == GM_BLOCK_LIVE)) {
         pool_take_back_locked(pool, block);
+    }
+    else if (block->state == GM_BLOCK_NOTED) {
+        gm_pool_take_back_noted_locked(pool, block);
     }
     else if (block->state == GM_BLOCK_VOID) {
         gm_block_give(&pool->store, block);
@@ -181,25 +185,48 @@ gm_pool_unlock(gm_pool *pool)
 
 /* ---- the end ---- */
 
-/* With the lock held on a closed pool, which it releases: sends idle segments upstream
- * and, when nothing is left, drops the reference that stands for owner and blocks.
- * Looks again where it may have kept a free from ending its block, because nobody else
- * may come by: one that was postponed while the lock was held, or drained on the way
- * back from upstream. The look is a read-modify-write so that either it sees the
- * postponed free or the free sees the lock released. */
+/* Whether a closed pool has nothing left. Where it has, but nobody holds it, it waits
+ * for a device, and is counted among those who do. */
+static bool
+pool_may_end_locked(gm_pool *pool)
+{
+    bool held = pool->stats.live_blocks || pool->voided;
+    bool end = !held && !pool->first && !pool->parts;
+
+    if (!pool->ended && pool->lingering != (!held && !end)) {
+        pool->lingering = !pool->lingering;
+        gm_process_linger(pool->lingering);
+    }
+    end &= !pool->ended;
+    pool->ended |= end;
+    return end;
+}
+
+/* With the lock held on a closed pool, which it releases: marks what was dropped, sends
+ * idle segments upstream and, when nothing is left, drops the reference that stands for
+ * owner and blocks. Looks again where it may have kept a free from ending its block,
+ * because nobody else may come by: one that was postponed while the lock was held, or
+ * drained on the way back from upstream. The look is a read-modify-write so that either
+ * it sees the postponed free or the free sees the lock released. */
 static void
 pool_leave_closed(gm_pool *pool)
 {
+    bool look = true; // whether what is pending may have come free
     bool again;
 
     gm_pool_ref(pool);
     do {
         gm_segment *chain = gm_pool_unlink_idle_locked(pool, NULL);
-        bool end = !pool->ended && !pool->stats.live_blocks && !pool->voided;
+        bool end = pool_may_end_locked(pool);
+        bool waiting = look && (pool->dropped || pool->lanes);
 
-        pool->ended |= end;
         gm_pool_unlock(pool);
         again = gm_pool_give_back(pool, chain) > 0;
+        if (waiting) {
+            gm_pool_flush(pool);
+            look = gm_pool_settle(pool) > 0;
+            again = true; // both held the lock
+        }
         if (end) {
             gm_pool_unref(pool);
         }
@@ -211,11 +238,17 @@ pool_leave_closed(gm_pool *pool)
 void
 gm_pool_leave(gm_pool *pool)
 {
-    if (GM_UNLIKELY(pool->closed)) {
+    if (GM_LIKELY(!pool->attention)) {
+        gm_pool_unlock(pool);
+    }
+    else if (pool->closed) {
         pool_leave_closed(pool);
     }
-    else {
+    else { // something dropped, which alone may have kept the pool
+        gm_pool_ref(pool);
         gm_pool_unlock(pool);
+        gm_pool_flush(pool);
+        gm_pool_unref(pool);
     }
 }
 
@@ -229,6 +262,7 @@ gm_pool_close(gm_pool *pool)
      * hold, and is done within a few operations. */
     gm_pool_lock(pool);
     pool->closed = true;
+    pool->attention = true;
     pool_leave_closed(pool);
 }
 
@@ -277,16 +311,7 @@ gm_pool_hit_locked(gm_pool *pool,
     if (block->size != rounded && !gm_block_store_prepare(&pool->store)) {
         return GM_ERR_HOST_MEMORY;
     }
-    gm_index_remove(&arena->index, block);
-    if (block->size != rounded) {
-        gm_block *tail = gm_block_take(&pool->store);
-
-        gm_block_split(block, rounded, tail);
-        tail->state = GM_BLOCK_FREE;
-        gm_index_put(&arena->index, tail);
-        pool->stats.splits++;
-    }
-    else {
+    if (!gm_pool_carve_locked(pool, &arena->index, block, rounded)) {
         pool->stats.free_blocks--;
     }
     pool->stats.hits++;
@@ -303,7 +328,7 @@ gm_pool_malloc(gm_pool *pool, const gm_request *request, gm_block **out)
     if (GM_UNLIKELY(status != GM_OK)) {
         return status;
     }
-    if (gm_process_is_frozen()) {
+    if (gm_process_is_special()) {
         return GM_MISS;
     }
     if (GM_UNLIKELY(!gm_pool_try_lock(pool))) {
@@ -364,7 +389,7 @@ pool_find_locked(gm_pool *pool, uintptr_t addr)
     while (block && block->addr != addr) {
         block = block->next;
     }
-    return block && block->state == GM_BLOCK_LIVE ? block : NULL;
+    return block && gm_block_is_live(block) ? block : NULL;
 }
 
 /* The bytes of `block` go on under a new node; its own node stays with its handle. */
@@ -373,7 +398,7 @@ pool_void_handle_locked(gm_pool *pool, gm_block *block)
 {
     gm_block *twin = gm_block_take(&pool->store);
 
-    /* All but u.live.deferred, which a free of the handle may be writing just now. */
+    /* All but `deferred`, which a free of the handle may be writing just now. */
     *twin = (gm_block){
         .addr = block->addr,
         .size = block->size,
@@ -383,8 +408,14 @@ pool_void_handle_locked(gm_pool *pool, gm_block *block)
         .generation = twin->generation,
         .client = block->client,
         .state = block->state,
-        .u.live.requested = block->u.live.requested,
     };
+    if (block->state == GM_BLOCK_NOTED) {
+        twin->u.noted.note = block->u.noted.note;
+        twin->u.noted.note->block = twin;
+    }
+    else {
+        twin->u.live.requested = block->u.live.requested;
+    }
     if (twin->prev) {
         twin->prev->next = twin;
     }
@@ -418,9 +449,10 @@ gm_pool_free_address(gm_pool *pool, uintptr_t addr)
         status = GM_ERR_HOST_MEMORY;
     }
     else {
-        pool_take_back_locked(pool, pool_void_handle_locked(pool, block));
+        block = pool_void_handle_locked(pool, block);
+        pool_end_handle_locked(pool, block);
     }
-    gm_pool_unlock(pool);
+    gm_pool_leave(pool);
     return status;
 }
 
@@ -437,7 +469,7 @@ gm_pool_placement(gm_pool *pool,
         return GM_ERR_FORKED;
     }
     gm_pool_lock(pool);
-    if (block->generation == generation && block->state == GM_BLOCK_LIVE) {
+    if (block->generation == generation && gm_block_is_live(block)) {
         *serial = block->segment->serial;
         *offset = block->addr - block->segment->piece.base;
         status = GM_OK;
@@ -464,10 +496,12 @@ gm_pool_read_stats(gm_pool *pool, gm_stats *out)
     if (gm_process_is_forked()) {
         return GM_ERR_FORKED;
     }
+    (void)gm_pool_settle(pool); // how much it was is in the counters
     gm_pool_lock(pool);
     *out = pool->stats;
     out->arenas = pool->arenas.count;
-    out->free_bytes = out->total_bytes - out->used_bytes - out->pending_bytes;
+    out->free_bytes =
+        out->total_bytes - out->used_bytes - out->pending_bytes - out->captured_bytes;
     gm_pool_unlock(pool);
     return GM_OK;
 }

@@ -23,7 +23,9 @@
  * says GM_ERR_FORKED, the rest does nothing.
  *
  * Lifetime: a pool lives until it was closed and its last block came back, so a handle
- * may always give back its block, whatever object died first.
+ * may always give back its block, whatever object died first. Where a stream may still
+ * use a block that came back (gm_pending.h), or a graph is being recorded, it lingers
+ * until somebody looks after that is over (gm_pools_sweep).
  */
 #ifndef GM_POOL_H
 #define GM_POOL_H
@@ -76,14 +78,20 @@ typedef struct gm_rescue {
     /* Looks for garbage that holds blocks; true when it ran, so that it is worth trying
      * again. No lock is held. NULL: there is no collector. */
     bool (*collect)(void *context);
+    /* The stream that the memory is for. With it the request may get what another
+     * stream has free, once the device is done with that. NULL: unknown. */
+    const struct gm_stream_use *by;
+    /* The recording that stream takes part in, by the backend's number; 0: none. */
+    uint64_t recording;
 } gm_rescue;
 
 /* The same with all means: waits for the lock, asks upstream, and on want of memory
- * (limit or device) gives back this pool's idle segments, then those of the other pools
- * on this device, then collects garbage, trying again after each, and again while other
- * threads have memory on its way to or from upstream. GM_ERR_OUT_OF_MEMORY or
- * GM_ERR_LIMIT when all that did not help; any failure leaves the counters as they
- * were. `rescue` may be NULL. */
+ * (limit or device) waits for what is pending, gives back this pool's idle segments,
+ * then those of the other pools on this device, borrows from another stream, collects
+ * garbage, trying again after each, and again while other threads have memory on its
+ * way to or from upstream. GM_ERR_OUT_OF_MEMORY or GM_ERR_LIMIT when all that did not
+ * help; GM_ERR_CAPTURING where a recording forbids to ask upstream; any failure leaves
+ * the counters as they were. `rescue` may be NULL. */
 GM_MUST_CHECK gm_status gm_pool_malloc_slow(gm_pool *pool,
                                             const gm_request *request,
                                             const gm_rescue *rescue,
@@ -106,7 +114,8 @@ GM_MUST_CHECK gm_status gm_pool_placement(gm_pool *pool,
                                           uint64_t *serial,
                                           size_t *offset);
 
-/* Gives idle segments back upstream: all, or those of the one stream. Returns bytes. */
+/* Gives idle segments back upstream: all, or those of the one stream. Returns bytes.
+ * While a graph is being recorded it does nothing; all of them go when it ends. */
 size_t gm_pool_release_idle(gm_pool *pool);
 size_t gm_pool_release_idle_of(gm_pool *pool, gm_stream_key key);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pool's insides, for gm_pool.c (the hit path), gm_reclaim.c (the miss path) and
- * gm_check.c alone.
+ * The pool's insides, for gm_pool.c (the hit path), gm_reclaim.c (the miss path),
+ * gm_note.c, gm_pending.c, gm_stream_end.c, gm_lend.c and gm_part.c (memory of several
+ * streams and of graphs) and gm_check.c alone.
  *
  * Lock rule: functions ending in _locked are called with pool->lock held and call
  * nothing outside the core.
@@ -9,7 +10,9 @@
 #ifndef GM_POOL_PRIVATE_H
 #define GM_POOL_PRIVATE_H
 
+#include "gm_capture.h"
 #include "gm_lock.h"
+#include "gm_note.h"
 #include "gm_pool.h"
 #include "gm_process.h" // gm_pool_link
 
@@ -26,8 +29,20 @@ struct gm_pool {
     size_t reserving; // bytes asked of upstream that have not arrived
     size_t releasing; // bytes on their way back upstream
     size_t voided;    // handles whose block was given back by address
+    bool attention;   // closed, or something was dropped: leaving takes more
     bool closed;      // the owner let go
     bool ended;       // the reference of owner and blocks was dropped
+    bool lingering;   // closed, and counted as waiting for a device
+    bool trim;        // idle segments are wanted back once no graph is being recorded
+    bool settling;    // somebody looks at the lanes; others may append to them
+
+    gm_note *notes;   // whose uses have no mark for the last time yet
+    gm_note *dropped; // those of them that are to get one, by `behind`
+    gm_use *lanes;    // first uses of the lanes
+    gm_mark *marks;   // spare ones
+    gm_part *parts;   // private memory of captures
+    unsigned flushes; // how often something dropped got its marks
+    uint16_t next_part;
 
     _Atomic(gm_block *) deferred; // frees that found the lock busy
     _Atomic(size_t) refs; // 1 for the owner and all blocks together, 1 a passing user
@@ -37,6 +52,18 @@ struct gm_pool {
     gm_upstream upstream;
     void *user;
     gm_pool_link link;
+};
+
+/* The private memory of a capture for one stream: see gm_part.c. */
+struct gm_part {
+    gm_part *next; // in the pool
+    const gm_capture *capture;
+    gm_stream_key key;
+    uint16_t number; // of the pool's parts; not 0
+    bool ended;      // its memory is that of the arenas again
+    size_t members;  // live and pending blocks whose note names it
+    gm_note *note;   // NULL once it is released
+    gm_index index;
 };
 
 /* Waits for the lock and drains postponed frees; gm_pool_try_lock does not wait. */
@@ -51,6 +78,107 @@ void gm_pool_leave(gm_pool *pool);
 
 void gm_pool_ref(gm_pool *pool);
 void gm_pool_unref(gm_pool *pool);
+
+/* Takes a free block out of `index` and cuts it to `rounded` bytes; the rest stays
+ * there in the same state. The store is prepared where they differ. True where it was
+ * cut. */
+static inline bool
+gm_pool_carve_locked(gm_pool *pool, gm_index *index, gm_block *block, size_t rounded)
+{
+    gm_block *tail;
+
+    gm_index_remove(index, block);
+    if (block->size == rounded) {
+        return false;
+    }
+    tail = gm_block_take(&pool->store);
+    gm_block_split(block, rounded, tail);
+    tail->state = block->state;
+    tail->client = block->client;
+    gm_index_put(index, tail);
+    pool->stats.splits++;
+    return true;
+}
+
+/* Puts a block that nobody uses any more among the free ones of its arena, joined with
+ * free neighbours. Not counted: whose it was is the caller's to know. */
+void gm_pool_cache_locked(gm_pool *pool, gm_block *block);
+
+/* ---- gm_pending.c ---- */
+
+/* Takes back a NOTED block, which is counted as live no more: it becomes pending, goes
+ * to its capture or, where nothing holds it, is cached. */
+void gm_pool_take_back_noted_locked(gm_pool *pool, gm_block *block);
+
+/* Makes a LIVE block NOTED with `note`, which it takes over, still without uses. */
+void gm_pool_note_block_locked(gm_pool *pool, gm_block *block, gm_note *note);
+
+/* Nobody holds what the note is about any more: lets it go, or has its uses marked at
+ * the next flush. */
+void gm_pool_drop_note_locked(gm_pool *pool, gm_note *note);
+
+/* Marks what was dropped. Calls the device, does not wait. While a graph is being
+ * recorded it does nothing. The caller holds the pool by a reference. */
+void gm_pool_flush(gm_pool *pool);
+
+/* Lets a note go whose uses are all done, and what it held. Returns the bytes that
+ * became free. */
+size_t gm_note_finish_locked(gm_pool *pool, gm_note *note);
+
+/* What an ended stream left, whose work is done, becomes part of the commons; takes one
+ * pin. */
+void gm_arena_release_locked(gm_pool *pool, gm_arena *arena);
+
+/* Calls `visit` with each pool, referenced and not locked, oldest first. */
+void gm_pools_visit(void (*visit)(gm_pool *pool, void *context), void *context);
+
+/* ---- gm_lend.c ---- */
+
+/* Takes a segment over for the arena of `key` that an ended stream left and that has a
+ * free block of `rounded` bytes or more, if there is one. */
+void gm_pool_adopt_locked(gm_pool *pool, gm_stream_key key, size_t rounded);
+
+/* Serves the request with a block of another stream, after all of the device's work is
+ * done; when it is given back it is pending, and returns to where it came from. False:
+ * there is none, or it cannot be done. */
+bool gm_pool_lend(gm_pool *pool,
+                  const gm_request *request,
+                  const gm_rescue *rescue,
+                  gm_block **out);
+
+/* ---- gm_capture.c, gm_part.c ---- */
+
+/* Whether a recording forbids the calling thread to ask a device for memory. */
+bool gm_capture_is_forbidding(void);
+
+/* True where the request comes from a stream that is being recorded: *status says how
+ * it went, *out is set on success. */
+bool gm_capture_serves(gm_pool *pool,
+                       const gm_request *request,
+                       const gm_rescue *rescue,
+                       gm_status *status,
+                       gm_block **out);
+
+/* A block from the private memory of a capture. GM_ERR_CAPTURING: the cache does not
+ * have it. */
+gm_status gm_part_malloc(gm_pool *pool,
+                         gm_capture *capture,
+                         const gm_request *request,
+                         gm_block **out);
+
+/* The pool's parts of a capture are used by a launch; or are no more. */
+gm_status
+gm_part_launched(gm_pool *pool, const gm_capture *capture, const gm_stream_use *by);
+void gm_part_release(gm_pool *pool, const gm_capture *capture);
+
+bool gm_capture_is_released(const gm_capture *capture);
+
+/* Gives a block that was dropped, and its membership, to its part; joined with
+ * neighbours of that part. False: the part has ended, and only the membership did. */
+bool gm_part_put_locked(gm_pool *pool, gm_part *part, gm_block *block);
+
+/* Ends a part: its blocks go to their arenas. Returns the bytes. */
+size_t gm_part_end_locked(gm_pool *pool, gm_part *part);
 
 /* A block for `rounded` bytes out of the arena of request->key. GM_OK, GM_MISS, or
  * GM_ERR_HOST_MEMORY. */

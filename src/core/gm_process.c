@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * State that belongs to the process: the frozen flag, the host allocation seam, the
- * list of pools, the flights. The header says why; nothing else in the core is global.
+ * State that belongs to the process: what is special, the host allocation seam, the
+ * lists of pools and captures, the flights. The header says why; nothing else in the
+ * core is global.
  */
 #include "gm_process.h"
 
@@ -10,7 +11,7 @@
 #include <stdlib.h>
 #include <time.h> // nanosleep
 
-atomic_int gm_process_frozen = GM_RUNNING;
+atomic_uint gm_process_special;
 
 static atomic_int device_opened;
 static atomic_flag claimed = ATOMIC_FLAG_INIT;
@@ -24,6 +25,11 @@ static gm_pool_link *pools_first;
 static gm_pool_link *pools_last;
 static uint64_t pools_number;
 
+static pthread_mutex_t captures_lock = PTHREAD_MUTEX_INITIALIZER;
+static gm_capture_link *captures_first;
+
+static atomic_size_t lingering;
+
 /* Runs in the child, where only the forking thread exists: locks that another thread
  * held stay locked for ever and the device's handles are invalid, so nothing that was
  * made before may be touched. A child of a process that never opened a device is free
@@ -32,7 +38,7 @@ static void
 process_forked(void)
 {
     if (device_opened) {
-        gm_process_frozen = GM_FORKED;
+        gm_process_special = GM_FORKED;
     }
 }
 
@@ -65,22 +71,18 @@ gm_process_unclaim(void)
 void
 gm_process_exit(void)
 {
-    int running = GM_RUNNING;
-
-    atomic_compare_exchange_strong(&gm_process_frozen, &running, GM_EXITING);
+    atomic_fetch_or(&gm_process_special, GM_EXITING);
 }
 
 gm_status
 gm_process_status(void)
 {
-    switch (atomic_load(&gm_process_frozen)) {
-    case GM_EXITING:
-        return GM_ERR_EXITING;
-    case GM_FORKED:
+    unsigned bits = atomic_load(&gm_process_special);
+
+    if (bits & GM_FORKED) { // whether it is exiting too makes no difference
         return GM_ERR_FORKED;
-    default:
-        return GM_OK;
     }
+    return bits & GM_EXITING ? GM_ERR_EXITING : GM_OK;
 }
 
 static bool
@@ -169,6 +171,73 @@ gm_process_pool_next(uint64_t after, bool (*hold)(gm_pool_link *link))
     }
     pthread_mutex_unlock(&pools_lock);
     return link;
+}
+
+/* ---- captures ---- */
+
+void
+gm_process_capture_begin(gm_capture_link *link)
+{
+    pthread_mutex_lock(&captures_lock);
+    link->prev = NULL;
+    link->next = captures_first;
+    if (captures_first) {
+        captures_first->prev = link;
+    }
+    captures_first = link;
+    atomic_fetch_or(&gm_process_special, GM_CAPTURING);
+    pthread_mutex_unlock(&captures_lock);
+}
+
+void
+gm_process_capture_end(gm_capture_link *link)
+{
+    pthread_mutex_lock(&captures_lock);
+    if (link->prev) {
+        link->prev->next = link->next;
+    }
+    else {
+        captures_first = link->next;
+    }
+    if (link->next) {
+        link->next->prev = link->prev;
+    }
+    if (!captures_first) {
+        atomic_fetch_and(&gm_process_special, ~(unsigned)GM_CAPTURING);
+    }
+    pthread_mutex_unlock(&captures_lock);
+}
+
+gm_capture_link *
+gm_process_capture_find(bool (*match)(gm_capture_link *link, void *context),
+                        void *context)
+{
+    gm_capture_link *link;
+
+    pthread_mutex_lock(&captures_lock);
+    link = captures_first;
+    while (link && !match(link, context)) {
+        link = link->next;
+    }
+    pthread_mutex_unlock(&captures_lock);
+    return link;
+}
+
+void
+gm_process_linger(bool more)
+{
+    if (more) {
+        atomic_fetch_add(&lingering, 1);
+    }
+    else {
+        atomic_fetch_sub(&lingering, 1);
+    }
+}
+
+bool
+gm_process_is_anyone_lingering(void)
+{
+    return atomic_load_explicit(&lingering, memory_order_relaxed) != 0;
 }
 
 /* ---- flights ---- */

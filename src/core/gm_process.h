@@ -2,20 +2,21 @@
  *
  * State that belongs to the process and cannot live in the module or in a backend:
  *
- *   frozen       set at exit and in a forked child: from then on destructors leak
- *                rather than touch a device or a lock that may be gone
- *   opened       a device was opened, so a fork from now on freezes the child
- *   claimed      a language binding lives here, so a second copy of it must not
- *   host_fault   test seam: may make the n-th host allocation fail
- *   pools        every native pool, so that one can ask the others for idle memory
- *   flights      memory on its way from or to upstream, so that a request does not fail
- *                for want of what arrives in a moment
+ *   special      what is out of the ordinary, one bit each: the process is exiting, or
+ *                is a forked child, and destructors leak rather than touch a device or
+ * a lock that may be gone; or a graph is being recorded opened       a device was
+ * opened, so a fork from now on freezes the child claimed      a language binding lives
+ * here, so a second copy of it must not host_fault   test seam: may make the n-th host
+ * allocation fail pools        every native pool, so that one can ask the others for
+ * idle memory captures     the recordings under way lingering    how many pools wait
+ * for a device before they can end flights      memory on its way from or to upstream,
+ * so that a request does not fail for want of what arrives in a moment
  *
  * A backend keeps what is its own (a runtime's one instance, a counter of handles). The
  * thread's share of the flights is thread-local.
  *
- * Threading: any thread. The pool list has a mutex of its own, never held together
- * with a pool's.
+ * Threading: any thread. The lists of pools and of captures have a mutex each, never
+ * held together with another lock.
  */
 #ifndef GM_PROCESS_H
 #define GM_PROCESS_H
@@ -25,29 +26,51 @@
 
 #include <stdatomic.h>
 
-typedef enum gm_frozen {
-    GM_RUNNING = 0,
-    GM_EXITING = 1, // the interpreter or the process is ending
-    GM_FORKED = 2,  // this is a child of a process that had a device open
-} gm_frozen;
+enum {
+    GM_EXITING = 1u << 0,   // the interpreter or the process is ending
+    GM_FORKED = 1u << 1,    // this is a child of a process that had a device open
+    GM_CAPTURING = 1u << 2, // a graph is being recorded (gm_capture.h)
 
-/* A gm_frozen. Read on every hot path, so a plain word; written once, at exit by the
- * exiting thread or after a fork by the only one. */
-extern atomic_int gm_process_frozen;
+    GM_FROZEN = GM_EXITING | GM_FORKED,
+};
 
+/* Bits of the above. Read on every hot path, so one plain word for all of them; written
+ * at exit, in a forked child, and where a recording begins or ends. */
+extern atomic_uint gm_process_special;
+
+static inline unsigned
+gm_process_special_bits(void)
+{
+    return atomic_load_explicit(&gm_process_special, memory_order_relaxed);
+}
+
+/* True when a request cannot go the ordinary way. */
+static inline bool
+gm_process_is_special(void)
+{
+    return GM_UNLIKELY(gm_process_special_bits() != 0);
+}
+
+/* True at exit and in a forked child. */
 static inline bool
 gm_process_is_frozen(void)
 {
-    return GM_UNLIKELY(atomic_load_explicit(&gm_process_frozen, memory_order_relaxed) !=
-                       GM_RUNNING);
+    return GM_UNLIKELY((gm_process_special_bits() & GM_FROZEN) != 0);
 }
 
 /* True in a forked child: no lock made before the fork may be waited for. */
 static inline bool
 gm_process_is_forked(void)
 {
-    return GM_UNLIKELY(atomic_load_explicit(&gm_process_frozen, memory_order_relaxed) ==
-                       GM_FORKED);
+    return GM_UNLIKELY((gm_process_special_bits() & GM_FORKED) != 0);
+}
+
+/* True while a graph is being recorded: nothing that is only tidying up calls the
+ * device meanwhile. */
+static inline bool
+gm_process_is_capturing(void)
+{
+    return GM_UNLIKELY((gm_process_special_bits() & GM_CAPTURING) != 0);
 }
 
 /* GM_OK, GM_ERR_EXITING or GM_ERR_FORKED. */
@@ -92,6 +115,26 @@ void gm_process_pool_leave(gm_pool_link *link);
  * end. `hold` runs with the list locked: it takes a reference if the pool can still
  * give one, says so, and does nothing else. */
 gm_pool_link *gm_process_pool_next(uint64_t after, bool (*hold)(gm_pool_link *link));
+
+/* The recordings under way. Each capture embeds one link. */
+typedef struct gm_capture_link {
+    struct gm_capture_link *prev;
+    struct gm_capture_link *next;
+} gm_capture_link;
+
+/* The first one makes gm_process_is_capturing() true, the last one false. */
+void gm_process_capture_begin(gm_capture_link *link);
+void gm_process_capture_end(gm_capture_link *link);
+
+/* The first capture that `match` accepts, NULL for none. `match` runs with the list
+ * locked: it looks, takes a reference if it needs one, and does nothing else. */
+gm_capture_link *gm_process_capture_find(bool (*match)(gm_capture_link *link,
+                                                       void *context),
+                                         void *context);
+
+/* One pool more that its owner closed and that waits for a device, or one less. */
+void gm_process_linger(bool more);
+bool gm_process_is_anyone_lingering(void);
 
 /* Around each call that takes memory from upstream or gives it back, until the counters
  * say so too. On one thread, may nest. */

@@ -11,6 +11,7 @@
  *
  * Cost: what upstream costs; reclaiming walks all segments.
  */
+#include "gm_pending.h"
 #include "gm_pool_private.h"
 
 /* ---- giving idle segments back ---- */
@@ -46,7 +47,7 @@ gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena)
 {
     gm_segment *chain = NULL;
     gm_segment **link = &chain;
-    gm_segment *segment = pool->first;
+    gm_segment *segment = gm_process_is_capturing() ? NULL : pool->first;
 
     while (segment) {
         gm_segment *next = segment->next;
@@ -91,36 +92,41 @@ gm_pool_give_back(gm_pool *pool, gm_segment *chain)
     return bytes;
 }
 
-size_t
-gm_pool_release_idle(gm_pool *pool)
+/* Releases the idle segments of `arena_key`, or all where it is NULL. */
+static size_t
+release_idle(gm_pool *pool, const gm_stream_key *arena_key)
 {
-    gm_segment *chain;
+    gm_segment *chain = NULL;
+    gm_arena *arena = NULL;
 
     if (gm_process_is_forked()) {
         return 0;
     }
+    gm_pool_flush(pool);
+    (void)gm_pool_settle(pool); // what came free is looked for next
     gm_pool_lock(pool);
-    chain = gm_pool_unlink_idle_locked(pool, NULL);
+    pool->trim |= gm_process_is_capturing();
+    if (arena_key) {
+        arena = gm_arena_find(&pool->arenas, *arena_key);
+    }
+    if (!arena_key || arena) {
+        chain = gm_pool_unlink_idle_locked(pool, arena);
+    }
     gm_pool_unlock(pool);
     return gm_pool_give_back(pool, chain);
 }
 
 size_t
+gm_pool_release_idle(gm_pool *pool)
+{
+    gm_pools_sweep();
+    return release_idle(pool, NULL);
+}
+
+size_t
 gm_pool_release_idle_of(gm_pool *pool, gm_stream_key key)
 {
-    gm_segment *chain = NULL;
-    gm_arena *arena;
-
-    if (gm_process_is_forked()) {
-        return 0;
-    }
-    gm_pool_lock(pool);
-    arena = gm_arena_find(&pool->arenas, key);
-    if (arena) {
-        chain = gm_pool_unlink_idle_locked(pool, arena);
-    }
-    gm_pool_unlock(pool);
-    return gm_pool_give_back(pool, chain);
+    return release_idle(pool, &key);
 }
 
 /* ---- one attempt ---- */
@@ -234,6 +240,24 @@ commit_locked(gm_pool *pool,
     gm_pool_hand_out_locked(pool, block, request);
 }
 
+/* Serves the request from the cache, also from what came free since somebody looked. */
+static gm_status
+pool_find(gm_pool *pool, const gm_request *request, size_t rounded, gm_block **out)
+{
+    gm_status status;
+    bool waiting;
+
+    gm_pool_lock(pool);
+    status = gm_pool_hit_locked(pool, request, rounded, out);
+    waiting = pool->lanes || pool->dropped;
+    gm_pool_unlock(pool);
+    if (status == GM_MISS && waiting) {
+        gm_pool_flush(pool);
+        (void)gm_pool_settle(pool); // the next look tells
+    }
+    return status;
+}
+
 /* One attempt, by a segment of `bytes` where the cache has nothing. */
 static gm_status
 pool_attempt_with(gm_pool *pool,
@@ -243,12 +267,17 @@ pool_attempt_with(gm_pool *pool,
 {
     reservation r = {.bytes = bytes, .rounded = gm_size_round(request->size)};
     gm_piece piece = {0};
-    gm_status status;
+    gm_status status = pool_find(pool, request, r.rounded, out);
+    bool forbidden = gm_capture_is_forbidding();
 
+    if (status != GM_MISS) {
+        return status;
+    }
     gm_pool_lock(pool);
+    gm_pool_adopt_locked(pool, request->key, r.rounded);
     status = gm_pool_hit_locked(pool, request, r.rounded, out);
     if (status == GM_MISS) {
-        status = reserve_locked(pool, request, &r);
+        status = forbidden ? GM_ERR_CAPTURING : reserve_locked(pool, request, &r);
     }
     gm_pool_unlock(pool);
     if (status != GM_OK || !r.block) {
@@ -329,6 +358,7 @@ release_siblings(const gm_pool *pool)
 
         after = link->number;
         if (sibling != pool && sibling->device == pool->device) {
+            (void)gm_pool_settle_all(sibling); // as much as comes free goes below
             bytes += gm_pool_release_idle(sibling);
             gm_pool_lock(sibling); // its owner may have let go of it meanwhile
             gm_pool_leave(sibling);
@@ -338,10 +368,27 @@ release_siblings(const gm_pool *pool)
     return bytes;
 }
 
+void
+gm_pools_visit(void (*visit)(gm_pool *pool, void *context), void *context)
+{
+    uint64_t after = 0;
+    gm_pool_link *link;
+
+    while ((link = gm_process_pool_next(after, hold_pool)) != NULL) {
+        gm_pool *pool = pool_of_link(link);
+
+        after = link->number;
+        visit(pool, context);
+        gm_pool_unref(pool);
+    }
+}
+
 typedef enum reclaim_stage {
+    RECLAIM_PENDING,  // what waits for a stream: waits too
     RECLAIM_OWN,      // this pool's idle segments
     RECLAIM_SIBLINGS, // those of the other pools on this device
-    RECLAIM_GARBAGE,  // what the collector can find, then the first two again
+    RECLAIM_LEND,     // a block that another stream has free
+    RECLAIM_GARBAGE,  // what the collector can find, then the first three again
 } reclaim_stage;
 
 /* True when the stage may have freed something. A sibling's memory does not count
@@ -350,15 +397,20 @@ static bool
 reclaim(gm_pool *pool, reclaim_stage stage, gm_status why, const gm_rescue *rescue)
 {
     switch (stage) {
+    case RECLAIM_PENDING:
+        return gm_pool_settle_all(pool) > 0;
     case RECLAIM_OWN:
         return gm_pool_release_idle(pool) > 0;
     case RECLAIM_SIBLINGS:
         return why == GM_ERR_OUT_OF_MEMORY && release_siblings(pool) > 0;
+    case RECLAIM_LEND: // frees nothing: see pool_attempt_all
+        return false;
     case RECLAIM_GARBAGE:
         if (!rescue || !rescue->collect || !rescue->collect(rescue->context)) {
             return false;
         }
-        (void)reclaim(pool, RECLAIM_OWN, why, NULL); // garbage may also have been live
+        (void)reclaim(pool, RECLAIM_PENDING, why, NULL); // garbage may have been live
+        (void)reclaim(pool, RECLAIM_OWN, why, NULL);
         (void)reclaim(pool, RECLAIM_SIBLINGS, why, NULL);
         return true;
     }
@@ -400,8 +452,11 @@ pool_attempt_all(gm_pool *pool,
 {
     gm_status status = pool_attempt(pool, request, out);
 
-    for (reclaim_stage stage = RECLAIM_OWN;
+    for (reclaim_stage stage = RECLAIM_PENDING;
          is_shortage(status) && stage <= last && !never_fits(pool, request); stage++) {
+        if (stage == RECLAIM_LEND && gm_pool_lend(pool, request, rescue, out)) {
+            return GM_OK;
+        }
         if (reclaim(pool, stage, status, rescue)) {
             pool_count(pool, &pool->stats.retries);
             status = pool_attempt(pool, request, out);
@@ -427,10 +482,14 @@ gm_pool_malloc_slow(gm_pool *pool,
     if (gm_process_is_forked()) {
         return GM_ERR_FORKED;
     }
+    gm_pools_sweep();
+    if (gm_capture_serves(pool, request, rescue, &status, out)) {
+        return status;
+    }
     do {
         ended = gm_process_flights_ended();
         status = pool_attempt_all(pool, request, rescue, last, out);
-        last = RECLAIM_SIBLINGS; // once is enough for the collector
+        last = RECLAIM_LEND; // once is enough for the collector
     } while (is_shortage(status) && ++round < ROUNDS && !never_fits(pool, request) &&
              gm_process_flights_wait(ended));
     if (is_shortage(status)) {

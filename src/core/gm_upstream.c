@@ -31,6 +31,7 @@ gm_upstream_of_backend(const gm_backend *backend)
 {
     return (gm_upstream){
         .context = (void *)(uintptr_t)backend,
+        .backend = backend,
         .take = backend_take,
         .give = backend_give,
     };

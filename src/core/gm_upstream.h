@@ -14,6 +14,10 @@
 typedef struct gm_upstream {
     void *context;
 
+    /* Whose streams use the memory. NULL: none that could be told of, so that
+     * gm_pool_record_use says GM_ERR_UNSUPPORTED. Outlives the pool. */
+    const gm_backend *backend;
+
     /* At least `size` bytes on `device`. On success *out is filled and belongs to the
      * pool; base is not 0. GM_ERR_OUT_OF_MEMORY makes the pool reclaim and ask again;
      * any other failure reaches the caller as it is. */

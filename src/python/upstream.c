@@ -286,6 +286,7 @@ gmpy_pool_new(
     gmpy_upstream *up = gm_host_zalloc(sizeof(*up));
     gm_upstream upstream = {
         .context = up,
+        .backend = st->backend,
         .take = upstream_take,
         .give = upstream_give,
         .end = upstream_end,

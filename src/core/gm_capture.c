@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Captures: which recordings are under way, which requests are theirs, and what their
+ * end makes up for. Their memory is gm_part.c; gm_capture.h says what it is for.
+ *
+ * A capture is on the list of the process from its beginning to its end, where requests
+ * find it by its stream or by the backend's number. The parts in the pools know it by
+ * its address until it is released, which goes through all pools.
+ */
+#include "gm_capture.h"
+
+#include "gm_pending.h"
+#include "gm_pool_private.h"
+
+#include <pthread.h> // pthread_self
+
+/* Memory whose giving back had to wait. */
+typedef struct postponed {
+    struct postponed *next;
+    const gm_backend *backend;
+    int device;
+    gm_mem_kind kind;
+    uintptr_t ptr;
+} postponed;
+
+struct gm_capture {
+    gm_capture_link link;
+    gm_stream_use stream;
+    gm_capture_mode mode;
+    pthread_t thread;     // that began it
+    bool listed;          // from its beginning to its end
+    _Atomic(uint64_t) id; // the backend's number, 0 before it has one
+    atomic_bool released;
+    atomic_size_t refs;
+    postponed *postponed; // guarded by the list's lock
+};
+
+static gm_capture *
+of_link(gm_capture_link *link)
+{
+    return (gm_capture *)(void *)link;
+}
+
+GM_STATIC_ASSERT(offsetof(gm_capture, link) == 0, "a link is where its capture is");
+
+static void
+unref(gm_capture *capture)
+{
+    if (atomic_fetch_sub(&capture->refs, 1) == 1) {
+        gm_host_free(capture);
+    }
+}
+
+bool
+gm_capture_is_released(const gm_capture *capture)
+{
+    return atomic_load(&capture->released);
+}
+
+/* ---- life ---- */
+
+gm_status
+gm_capture_begin(const gm_stream_use *stream, gm_capture_mode mode, gm_capture **out)
+{
+    gm_capture *capture = gm_host_zalloc(sizeof(*capture));
+
+    if (!capture) {
+        return GM_ERR_HOST_MEMORY;
+    }
+    capture->stream = *stream;
+    capture->mode = mode;
+    capture->thread = pthread_self();
+    capture->listed = true;
+    atomic_init(&capture->id, 0);
+    atomic_init(&capture->released, false);
+    atomic_init(&capture->refs, 1);
+    gm_process_capture_begin(&capture->link);
+    *out = capture;
+    return GM_OK;
+}
+
+void
+gm_capture_identify(gm_capture *capture, uint64_t id)
+{
+    atomic_store(&capture->id, id);
+}
+
+static void
+give_postponed(postponed *chain)
+{
+    while (chain) {
+        postponed *next = chain->next;
+
+        if (!gm_capture_postpone_free(chain->backend, chain->device, chain->kind,
+                                      chain->ptr)) {
+            /* A device that refuses has lost the memory; there is nobody to tell. */
+            (void)gm_backend_mem_free(chain->backend, chain->device, chain->kind,
+                                      chain->ptr);
+        }
+        gm_host_free(chain);
+        chain = next;
+    }
+}
+
+/* What a pool had to put off while something was being recorded. */
+static void
+catch_up(gm_pool *pool, void *context)
+{
+    bool trim;
+
+    (void)context;
+    gm_pool_lock(pool);
+    trim = pool->trim && !gm_process_is_capturing();
+    pool->trim &= !trim;
+    gm_pool_unlock(pool);
+    if (trim) {
+        (void)gm_pool_release_idle(pool); // whoever asked for it was told that it waits
+    }
+    gm_pool_lock(pool);
+    gm_pool_leave(pool); // marks what was dropped, ends what was closed
+}
+
+void
+gm_capture_end(gm_capture *capture)
+{
+    if (!capture->listed || gm_process_is_forked()) {
+        return;
+    }
+    capture->listed = false;
+    gm_process_capture_end(&capture->link);
+    give_postponed(capture->postponed);
+    capture->postponed = NULL;
+    if (!gm_process_is_special()) {
+        gm_pools_visit(catch_up, NULL);
+    }
+}
+
+static void
+release_in_pool(gm_pool *pool, void *context)
+{
+    gm_part_release(pool, context);
+}
+
+void
+gm_capture_release(gm_capture *capture)
+{
+    if (gm_process_is_frozen()) {
+        return;
+    }
+    gm_capture_end(capture);
+    atomic_store(&capture->released, true);
+    gm_pools_visit(release_in_pool, capture);
+    unref(capture);
+}
+
+/* ---- launches ---- */
+
+typedef struct launch {
+    const gm_capture *capture;
+    const gm_stream_use *by;
+    gm_status status;
+} launch;
+
+static void
+launched_in_pool(gm_pool *pool, void *context)
+{
+    launch *l = context;
+    gm_status status = gm_part_launched(pool, l->capture, l->by);
+
+    l->status = l->status == GM_OK ? status : l->status;
+}
+
+gm_status
+gm_capture_launched(gm_capture *capture, const gm_stream_use *by)
+{
+    launch l = {capture, by, GM_OK};
+
+    if (gm_process_is_frozen()) {
+        return gm_process_status();
+    }
+    gm_pools_visit(launched_in_pool, &l);
+    return l.status;
+}
+
+/* ---- requests ---- */
+
+typedef struct requester {
+    int device;
+    gm_stream_key key;
+    uint64_t recording;
+} requester;
+
+/* Takes a reference where the requester's stream takes part in the capture. */
+static bool
+is_of(gm_capture_link *link, void *context)
+{
+    gm_capture *capture = of_link(link);
+    const requester *r = context;
+    bool same_stream =
+        capture->stream.key == r->key && capture->stream.device == r->device;
+
+    if (same_stream || (r->recording && atomic_load(&capture->id) == r->recording)) {
+        atomic_fetch_add(&capture->refs, 1);
+        return true;
+    }
+    return false;
+}
+
+bool
+gm_capture_serves(gm_pool *pool,
+                  const gm_request *request,
+                  const gm_rescue *rescue,
+                  gm_status *status,
+                  gm_block **out)
+{
+    requester r = {pool->device, request->key, rescue ? rescue->recording : 0};
+    gm_capture_link *link;
+
+    if (!gm_process_is_capturing()) {
+        return false;
+    }
+    link = gm_process_capture_find(is_of, &r);
+    if (!link) {
+        return false;
+    }
+    *status = gm_part_malloc(pool, of_link(link), request, out);
+    unref(of_link(link));
+    return true;
+}
+
+/* The runtime's rule: a global recording forbids it to all threads, one of a thread to
+ * that thread, a relaxed one to nobody. */
+static bool
+is_forbidding(gm_capture_link *link, void *context)
+{
+    const gm_capture *capture = of_link(link);
+
+    (void)context;
+    return capture->mode == GM_CAPTURE_MODE_GLOBAL ||
+           (capture->mode == GM_CAPTURE_MODE_THREAD_LOCAL &&
+            pthread_equal(capture->thread, pthread_self()));
+}
+
+bool
+gm_capture_is_forbidding(void)
+{
+    return gm_process_is_capturing() &&
+           gm_process_capture_find(is_forbidding, NULL) != NULL;
+}
+
+/* ---- what waits ---- */
+
+static bool
+postpone(gm_capture_link *link, void *context)
+{
+    postponed *item = context;
+
+    item->next = of_link(link)->postponed;
+    of_link(link)->postponed = item;
+    return true;
+}
+
+bool
+gm_capture_postpone_free(const gm_backend *backend,
+                         int device,
+                         gm_mem_kind kind,
+                         uintptr_t ptr)
+{
+    postponed *item;
+
+    if (!gm_process_is_capturing()) {
+        return false;
+    }
+    item = gm_host_alloc(sizeof(*item));
+    if (!item) {
+        return false;
+    }
+    *item = (postponed){NULL, backend, device, kind, ptr};
+    if (!gm_process_capture_find(postpone, item)) { // it ended meanwhile
+        gm_host_free(item);
+        return false;
+    }
+    return true;
+}

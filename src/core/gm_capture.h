@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The memory of recorded graphs.
+ *
+ * A graph runs with the addresses it was recorded with, as often as it is launched. So
+ * what was handed out while a stream was recording, and dropped, must go to nobody else
+ * for as long as the graph may run; but a later request of the same recording may have
+ * it, for what uses it comes later in the graph as well. That is the private memory of
+ * a capture: for each stream that takes part, and in each pool, one part. It is filled
+ * from what the stream's arena has cached when the recording asks for it. The device is
+ * not asked, for that would spoil the recording: a request that the cache cannot serve
+ * fails with GM_ERR_CAPTURING, and the recording goes on.
+ *
+ * While any recording is under way nothing is given back to the device and no mark is
+ * recorded; that is made up for at its end.
+ *
+ * Cost: none while nothing is recorded. While something is, every request takes the
+ * slow path. A part is an index of 7 KiB; a block of it has a note.
+ *
+ * Threading: any thread, no lock held. The calls about one capture come in order.
+ */
+#ifndef GM_CAPTURE_H
+#define GM_CAPTURE_H
+
+#include "gm_note.h"
+
+typedef struct gm_capture gm_capture;
+
+/* Call before the backend begins to record `stream`, so that nobody disturbs it from
+ * its first moment on. The caller owns *out. GM_ERR_HOST_MEMORY. */
+GM_MUST_CHECK gm_status gm_capture_begin(const gm_stream_use *stream,
+                                         gm_capture_mode mode,
+                                         gm_capture **out);
+
+/* The backend's number of the recording, once it has begun: by that the other streams
+ * that take part are known. */
+void gm_capture_identify(gm_capture *capture, uint64_t id);
+
+/* Call after the backend has ended the recording, or has failed to begin it. Catches up
+ * with what had to wait, which may call the device. Its memory stays. */
+void gm_capture_end(gm_capture *capture);
+
+/* The graph was launched on a stream: its memory is in use there until the stream has
+ * done what is queued on it when the capture is released. GM_ERR_HOST_MEMORY, or what
+ * the device said: then wait for the stream. */
+GM_MUST_CHECK gm_status gm_capture_launched(gm_capture *capture,
+                                            const gm_stream_use *by);
+
+/* The graph is gone, as is everything made from it; takes the owner's reference. Its
+ * memory returns to the arenas when the launches are done. Ends the capture where that
+ * was not done. Does not wait. */
+void gm_capture_release(gm_capture *capture);
+
+/* Memory of a backend's own kind, to be given back at the end of the recording that is
+ * under way. False: none is, or no host memory; then it is the caller's still. */
+bool gm_capture_postpone_free(const gm_backend *backend,
+                              int device,
+                              gm_mem_kind kind,
+                              uintptr_t ptr);
+
+#endif
