@@ -294,9 +294,13 @@ def test_a_stream_of_another_device_is_refused():
     event = Event()
     with Device(1):
         stream = Stream()
-    with pytest.raises(gpumem.CUDARuntimeError) as caught:
+    with pytest.raises(ValueError, match="device 0 .* device 1"):
         event.record(stream)
-    assert caught.value.status == 400  # invalid resource handle
+    with pytest.raises(ValueError, match="device 0 .* device 1"):
+        stream.record(event)
+    with Device(1), pytest.raises(ValueError, match="device 0 .* device 1"):
+        event.record()
+    assert event.done and stream.done
 
 
 @pytest.mark.two_devices
@@ -321,14 +325,19 @@ def test_the_current_device_is_kept_when_recording_fails_on_another():
         assert gpumem.get_device_id() == 0, call
 
 
-@pytest.mark.sim_only
-@pytest.mark.misuse
 def test_an_event_that_was_never_initialised_is_no_event():
-    event = Event.__new__(Event)
-    for use in (event.record, event.synchronize, lambda: event.done):
-        with pytest.raises(gpumem.CUDARuntimeError) as caught:
+    event, other = Event.__new__(Event), Event()
+    for use in (
+        event.record,
+        event.synchronize,
+        lambda: event.done,
+        lambda: Stream.null.record(event),
+        lambda: Stream.null.wait_event(event),
+        lambda: get_elapsed_time(event, other),
+        lambda: get_elapsed_time(other, event),
+    ):
+        with pytest.raises(RuntimeError, match=r"super\(\).__init__"):
             use()
-        assert caught.value.status == 400
 
 
 @pytest.mark.sim_only
@@ -372,16 +381,63 @@ def test_elapsed_time_is_in_milliseconds_and_adds_up():
 def test_elapsed_time_of_what_has_not_happened():
     stream, event = Stream(non_blocking=True), Event()
     event.record(stream)
-    with pytest.raises(RuntimeError, match="not reached"):
+    first = Event()
+    first.record()
+    first.synchronize()
+    with pytest.raises(RuntimeError, match="start has not happened yet: .*not reached"):
         get_elapsed_time(event, event)
+    event.synchronize()
+    gpumem.malloc(512).memset_async(0, 512, stream)
+    event.record(stream)
+    with pytest.raises(RuntimeError, match="end has not happened yet"):
+        get_elapsed_time(first, event)
     event.synchronize()
     assert get_elapsed_time(event, event) == 0.0
 
 
-def test_elapsed_time_of_what_was_never_recorded():
-    with pytest.raises(gpumem.CUDARuntimeError) as caught:
-        get_elapsed_time(Event(), Event())
-    assert caught.value.status == 400
+def recorded(event):
+    event.record()
+    event.synchronize()
+    return event
+
+
+def on_the_other_device():
+    with Device(1):
+        return recorded(Event())
+
+
+@pytest.mark.parametrize(
+    "make, fault",
+    [
+        (Event, "was never recorded"),
+        (lambda: recorded(Event(disable_timing=True)), "made with disable_timing=True"),
+    ],
+)
+def test_elapsed_time_says_what_is_wrong_with_which(make, fault):
+    good, bad = recorded(Event()), make()
+    for pair, text in (
+        ((bad, good), f"start .*{fault}"),
+        ((good, bad), f"end .*{fault}"),
+        ((bad, bad), f"start .*{fault}"),
+    ):
+        with pytest.raises(gpumem.CUDARuntimeError, match=text) as caught:
+            get_elapsed_time(*pair)
+        assert caught.value.status == 400
+
+
+@pytest.mark.two_devices
+def test_elapsed_time_between_two_devices_is_told_as_such():
+    first, second = recorded(Event()), on_the_other_device()
+    with pytest.raises(
+        gpumem.CUDARuntimeError, match="start is of device 0, end of device 1"
+    ):
+        get_elapsed_time(first, second)
+
+
+def test_a_record_by_a_stream_counts_as_well():
+    event = Stream.null.record()
+    event.synchronize()
+    assert get_elapsed_time(event, event) == 0.0
 
 
 def test_other_threads_run_while_elapsed_time_is_asked_for(lets_others_run):

@@ -328,8 +328,14 @@ ENTRIES = {
         "stream = gpumem.Stream(non_blocking=True); stream.done; stream.synchronize()\n"
         "repr(stream), hash(stream), stream == stream, stream.ptr, stream.record()\n"
         "gpumem.ExternalStream(stream.ptr, device_id=0); gpumem.get_current_stream()\n"
-        "gpumem.Stream(null=True); gpumem.Stream(ptds=True)",
-        "",
+        "gpumem.Stream(null=True); gpumem.Stream(ptds=True)\n"
+        "gpumem.Stream(priority=-1).priority; stream.__cuda_stream__()\n"
+        "gpumem.Stream.from_external(stream); gpumem.Stream.from_external(foreign)\n"
+        "memory.memset_async(0, 10, foreign)",
+        "import functools, types\n"
+        "foreign = types.SimpleNamespace(\n"
+        "    __cuda_stream__=functools.partial(tuple, (0, 0)))\n"
+        "memory = gpumem.malloc(UNIT)",
     ),
     "a stream as a scope": (
         "with stream, gpumem.Stream.ptds: pool.malloc(UNIT)\n"

@@ -93,8 +93,16 @@ def test_other_threads_run_while_a_stream_is_identified(lets_others_run):
 
 
 def test_arguments_are_checked():
-    with pytest.raises(TypeError, match="priority"):
-        Stream(priority=1)
+    with pytest.raises(TypeError, match="priorities"):
+        Stream(priorities=1)
+    for wrong in ("high", 1.0):
+        with pytest.raises(TypeError, match="priority must be an integer"):
+            Stream(priority=wrong)
+    with pytest.raises(OverflowError, match="priority"):
+        Stream(priority=2**31)
+    for default in ({"null": True}, {"ptds": True}):
+        with pytest.raises(ValueError, match="default stream"):
+            Stream(**default, priority=0)
     with pytest.raises(TypeError, match="'ptr'"):
         ExternalStream()
     with pytest.raises(TypeError, match="float"):
@@ -135,9 +143,10 @@ def test_initialising_may_be_tried_again_after_a_failure():
     with testing.fail("stream_create", code=999):
         with pytest.raises(gpumem.CUDARuntimeError):
             stream.__init__()
-    assert stream == Stream.null
+    assert stream != Stream.null
     stream.__init__()
     assert stream.ptr > 2
+    assert stream.done
 
 
 def test_a_subclass_may_have_arguments_of_its_own():
@@ -149,6 +158,43 @@ def test_a_subclass_may_have_arguments_of_its_own():
     with Named("copies") as stream:
         assert get_current_stream() is stream
     assert (stream.label, stream.is_non_blocking) == ("copies", True)
+
+
+class Unready(Stream):
+    """Its __init__ does not run that of Stream."""
+
+    def __init__(self):
+        pass
+
+
+def uses_of_a_stream(stream):
+    """All that takes a stream, as functions."""
+    memory, event = gpumem.malloc(512), Event()
+    return [
+        stream.use,
+        stream.__enter__,
+        stream.synchronize,
+        lambda: stream.done,
+        stream.record,
+        lambda: stream.wait_event(event),
+        stream.__cuda_stream__,
+        lambda: Stream.from_external(stream),
+        lambda: event.record(stream),
+        lambda: memory.memset_async(0, 512, stream),
+        lambda: memory.copy_from_async(memory, 512, stream),
+        lambda: gpumem.MemoryPool().free_all_blocks(stream),
+        lambda: gpumem.ManagedMemory(512).prefetch(stream),
+    ]
+
+
+@pytest.mark.parametrize("kind", [Unready, lambda: Stream.__new__(Stream)])
+def test_what_was_never_made_a_stream_is_none(kind):
+    """Its handle is that of the default stream, which nobody asked for."""
+    stream = kind()
+    for use in uses_of_a_stream(stream):
+        with pytest.raises(RuntimeError, match=r"super\(\).__init__"):
+            use()
+    assert stream == stream and stream != kind() and stream != Stream.null
 
 
 # ---- the end of one ----
@@ -316,65 +362,11 @@ def test_repr_names_type_handle_and_device():
 
 
 def test_a_stream_cannot_be_changed():
-    for name in ("ptr", "device_id", "done", "is_non_blocking"):
+    for name in ("ptr", "device_id", "done", "is_non_blocking", "priority"):
         with pytest.raises(AttributeError):
             setattr(Stream.null, name, 1)
     with pytest.raises(TypeError):
         Stream.null = None
-
-
-# ---- arguments that name a stream ----
-
-
-@pytest.mark.sim_only
-def test_another_librarys_stream_will_do():
-    stream = Stream(non_blocking=True)
-
-    class Foreign:
-        ptr = stream.ptr
-
-    pool = gpumem.MemoryPool()
-    with stream:
-        pool.malloc(512)
-    pool.malloc(1024)
-    assert pool.total_bytes() == 1536
-    pool.free_all_blocks(Foreign())
-    assert pool.total_bytes() == 1024
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        object,
-        lambda: 0,
-        lambda: "s",
-        Event,
-        lambda: gpumem.malloc(512),
-        lambda: Device(0),
-    ],
-)
-def test_what_is_no_stream_is_refused_by_name(make):
-    wrong, memory = make(), gpumem.malloc(512)
-    with pytest.raises(TypeError, match=type(wrong).__name__):
-        memory.memset_async(0, 512, wrong)
-    with pytest.raises(TypeError, match=type(wrong).__name__):
-        gpumem.MemoryPool().free_all_blocks(wrong)
-
-
-def test_a_handle_that_is_no_integer_is_refused():
-    class Foreign:
-        ptr = None
-
-    class Failing:
-        @property
-        def ptr(self):
-            raise KeyError("mine")
-
-    memory = gpumem.malloc(512)
-    with pytest.raises(TypeError, match="ptr.*NoneType"):
-        memory.memset_async(0, 512, Foreign())
-    with pytest.raises(KeyError, match="mine"):
-        memory.memset_async(0, 512, Failing())
 
 
 # ---- the order of work ----

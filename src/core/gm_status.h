@@ -26,6 +26,7 @@
     X(GM_ERR_INVALID_DEVICE, "there is no such device")                                \
     X(GM_ERR_NOT_OWNED, "the address is not a live block of this pool")                \
     X(GM_ERR_CAPTURING, "the stream is recording a graph")                             \
+    X(GM_ERR_STREAM_GONE, "the stream was destroyed; its handle may be another's now") \
     X(GM_ERR_UNSUPPORTED, "the backend does not offer this call")                      \
     X(GM_ERR_NO_DRIVER, "there is no driver")                                          \
     X(GM_ERR_DRIVER_TOO_OLD, "the driver is older than the runtime")                   \

@@ -7,7 +7,7 @@
  * Threading: everything may be called from any thread. Anything that may wait, for a
  * lock or a device, runs detached from the interpreter.
  */
-#include "module.h"
+#include "stream.h"
 
 /* ---- allocating ---- */
 

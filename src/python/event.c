@@ -4,7 +4,9 @@
  * from.
  *
  * Made by __init__, which runs once, so that subclasses may have arguments of their
- * own; destroyed with its object. A wait already queued on it still holds after that.
+ * own; destroyed with its object. A wait already queued on it still holds after that. A
+ * device reset ends it earlier: then it can no longer be used, and there is nothing
+ * left to destroy.
  *
  * Cost: a record, a query and a wait are one call to the backend each, 200 to 300 ns on
  * a device.
@@ -12,7 +14,7 @@
  * Threading: an event may be used by any thread, and the newest record counts. Calls
  * that reach the device let other threads run.
  */
-#include "module.h"
+#include "stream.h"
 
 #include "core/gm_process.h" // gm_process_is_frozen
 
@@ -32,6 +34,7 @@ event_create(gmpy_state *st, PyObject *op, int device, unsigned flags)
 {
     const gm_backend *backend = gmpy_backend(st);
     gm_event handle = 0;
+    uint64_t life = 0;
     gm_status status;
 
     if (!backend) {
@@ -39,6 +42,9 @@ event_create(gmpy_state *st, PyObject *op, int device, unsigned flags)
     }
     Py_BEGIN_ALLOW_THREADS
     status = gm_backend_event_create(backend, device, flags, &handle);
+    if (status == GM_OK) {
+        life = gmpy_device_life(st, device);
+    }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         gmpy_raise(st, status, "Event");
@@ -46,6 +52,8 @@ event_create(gmpy_state *st, PyObject *op, int device, unsigned flags)
     }
     event_of(op)->handle = handle;
     event_of(op)->device_id = device;
+    event_of(op)->untimed = (flags & GM_EVENT_DISABLE_TIMING) != 0;
+    event_of(op)->life = life;
     return 0;
 }
 
@@ -58,7 +66,7 @@ gmpy_event_new(gmpy_state *st, int device, unsigned flags)
     if (!self) {
         return NULL;
     }
-    event_of(self)->ready = true;
+    event_of(self)->started = true;
     if (event_create(st, self, device, flags) < 0) {
         Py_DECREF(self);
         return NULL;
@@ -118,7 +126,7 @@ event_init(PyObject *op, PyObject *args, PyObject *kwargs)
                         "interprocess=True needs disable_timing=True");
         return -1;
     }
-    if (event_of(op)->ready) {
+    if (event_of(op)->started) {
         PyErr_Format(PyExc_RuntimeError, "%R is initialised already", op);
         return -1;
     }
@@ -129,21 +137,23 @@ event_init(PyObject *op, PyObject *args, PyObject *kwargs)
     if (device < 0) {
         return -1;
     }
-    event_of(op)->ready = true; // before another thread can run
+    event_of(op)->started = true; // before another thread can run
     if (event_create(st, op, device, flags) < 0) {
-        event_of(op)->ready = false;
+        event_of(op)->started = false;
         return -1;
     }
     return 0;
 }
 
 static void
-event_destroy(gmpy_state *st, gm_event handle)
+event_destroy(gmpy_state *st, const gmpy_event *self)
 {
-    gm_status status;
+    gm_status status = GM_OK;
 
     Py_BEGIN_ALLOW_THREADS
-    status = gm_backend_event_destroy(st->backend, handle);
+    if (!gmpy_device_has_ended(st, self->device_id, self->life)) {
+        status = gm_backend_event_destroy(st->backend, self->handle);
+    }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         gmpy_unraisable(st, status, "destroying an event");
@@ -160,20 +170,72 @@ event_dealloc(PyObject *op)
         PyObject_ClearWeakRefs(op);
     }
     if (self->handle && !gm_process_is_frozen()) {
-        event_destroy(gmpy_state_of(op), self->handle);
+        event_destroy(gmpy_state_of(op), self);
     }
     type->tp_free(op);
     Py_DECREF(type);
 }
 
+/* ---- as an argument ---- */
+
+/* 0 where the event is there as far as is known, else -1 with RuntimeError. */
+static int
+event_check(gmpy_state *st, const gmpy_event *self)
+{
+    if (!self->handle) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "%s object is no event: its __init__ did not run (a subclass has "
+                     "to call super().__init__)",
+                     Py_TYPE(self)->tp_name);
+        return -1;
+    }
+    if (gmpy_device_has_ended_known(st, self->device_id, self->life)) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "the event is gone: device %d was reset after it was made; make a "
+                     "new one",
+                     self->device_id);
+        return -1;
+    }
+    return 0;
+}
+
 int
 gmpy_as_event(gmpy_state *st, PyObject *arg, gm_event *out)
 {
-    if (PyObject_TypeCheck(arg, gmpy_type(st->EventType))) {
+    if (gmpy_is_event(st, arg)) {
         *out = event_of(arg)->handle;
-        return 0;
+        return event_check(st, event_of(arg));
     }
     return gmpy_as_foreign(arg, "event", out);
+}
+
+int
+gmpy_event_check_stream(gmpy_state *st, PyObject *event, const gmpy_stream_ref *stream)
+{
+    int of;
+
+    if (!gmpy_is_event(st, event)) {
+        return 0;
+    }
+    if (gmpy_stream_device(st, stream, &of) < 0) {
+        return -1;
+    }
+    if (of >= 0 && of != event_of(event)->device_id) {
+        PyErr_Format(
+            PyExc_ValueError,
+            "an event of device %d cannot be recorded on a stream of device %d",
+            event_of(event)->device_id, of);
+        return -1;
+    }
+    return 0;
+}
+
+void
+gmpy_event_note_record(gmpy_state *st, PyObject *event)
+{
+    if (gmpy_is_event(st, event)) {
+        event_of(event)->recorded = true;
+    }
 }
 
 /* ---- as a value ---- */
@@ -184,8 +246,7 @@ event_richcompare(PyObject *a, PyObject *b, int operation)
     gmpy_state *st = gmpy_state_of(a);
     bool equal;
 
-    if ((operation != Py_EQ && operation != Py_NE) ||
-        !PyObject_TypeCheck(b, gmpy_type(st->EventType))) {
+    if ((operation != Py_EQ && operation != Py_NE) || !gmpy_is_event(st, b)) {
         Py_RETURN_NOTIMPLEMENTED;
     }
     equal = event_of(a)->handle == event_of(b)->handle;
@@ -224,8 +285,9 @@ PyDoc_STRVAR(record_doc,
              "\n"
              "Raises:\n"
              "    TypeError: stream is no stream.\n"
-             "    CUDARuntimeError: the runtime refuses, as for a stream of another\n"
-             "        device.");
+             "    ValueError: stream is of another device.\n"
+             "    RuntimeError: the stream or the event is gone.\n"
+             "    CUDARuntimeError: the runtime refuses.");
 
 static const gmpy_signature record_signature = {"record", 1, 0, 1, {"stream"}};
 
@@ -240,7 +302,8 @@ event_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     int back;
 
     if (!backend || gmpy_unpack(&record_signature, args, nargs, kwnames, &given) < 0 ||
-        gmpy_as_stream(st, given, &stream) < 0) {
+        event_check(st, event_of(op)) < 0 || gmpy_as_stream(st, given, &stream) < 0 ||
+        gmpy_event_check_stream(st, op, &stream) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -253,6 +316,7 @@ event_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     if (status != GM_OK) {
         return gmpy_raise(st, status, "Event.record");
     }
+    event_of(op)->recorded = true;
     Py_RETURN_NONE;
 }
 
@@ -272,7 +336,7 @@ event_synchronize(PyObject *op, PyObject *Py_UNUSED(ignored))
     const gm_backend *backend = gmpy_backend(st);
     gm_status status;
 
-    if (!backend) {
+    if (!backend || event_check(st, event_of(op)) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -291,7 +355,7 @@ event_done(PyObject *op, void *Py_UNUSED(closure))
     const gm_backend *backend = gmpy_backend(st);
     gm_status status;
 
-    if (!backend) {
+    if (!backend || event_check(st, event_of(op)) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -358,59 +422,3 @@ gmpy_event_init(PyObject *module, gmpy_state *st)
     }
     return PyModule_AddObjectRef(module, "Event", st->EventType);
 }
-
-/* ---- module functions ---- */
-
-PyDoc_STRVAR(get_elapsed_time_doc,
-             "get_elapsed_time(start, end)\n"
-             "--\n"
-             "\n"
-             "Returns the milliseconds between two events, a float.\n"
-             "\n"
-             "Args:\n"
-             "    start (Event): the earlier one.\n"
-             "    end (Event): the later one. Both have to be recorded, timed, of the\n"
-             "        same device, and to have happened.\n"
-             "\n"
-             "Raises:\n"
-             "    TypeError: one of them is no event.\n"
-             "    RuntimeError: one of them has not happened yet.\n"
-             "    CUDARuntimeError: one of them was not recorded or is not timed.");
-
-static const gmpy_signature get_elapsed_time_signature = {
-    "get_elapsed_time", 2, 2, 2, {"start", "end"}};
-
-static PyObject *
-get_elapsed_time(PyObject *module,
-                 PyObject *const *args,
-                 Py_ssize_t nargs,
-                 PyObject *kwnames)
-{
-    gmpy_state *st = gmpy_state_of_module(module);
-    const gm_backend *backend = gmpy_backend(st);
-    PyObject *given[2];
-    gm_event start;
-    gm_event end;
-    float milliseconds = 0;
-    gm_status status;
-
-    if (!backend ||
-        gmpy_unpack(&get_elapsed_time_signature, args, nargs, kwnames, given) < 0 ||
-        gmpy_as_event(st, given[0], &start) < 0 ||
-        gmpy_as_event(st, given[1], &end) < 0) {
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    status = gm_backend_event_elapsed(backend, start, end, &milliseconds);
-    Py_END_ALLOW_THREADS
-    if (status != GM_OK) {
-        return gmpy_raise(st, status, "get_elapsed_time");
-    }
-    return PyFloat_FromDouble((double)milliseconds);
-}
-
-PyMethodDef gmpy_event_methods[] = {
-    {"get_elapsed_time", (PyCFunction)(void (*)(void))get_elapsed_time,
-     METH_FASTCALL | METH_KEYWORDS, get_elapsed_time_doc},
-    {0},
-};

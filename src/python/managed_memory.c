@@ -5,7 +5,7 @@
  *
  * Threading: as Memory (memory.c). The device calls run without the interpreter.
  */
-#include "module.h"
+#include "stream.h"
 
 PyDoc_STRVAR(
     managed_memory_doc,

@@ -63,7 +63,7 @@ module_fill(PyObject *module)
         gmpy_memory_methods,      gmpy_managed_memory_methods,
         gmpy_hooks_methods,       gmpy_allocator_methods,
         gmpy_device_methods,      gmpy_stream_methods,
-        gmpy_event_methods,       gmpy_testing_methods,
+        gmpy_event_time_methods,  gmpy_testing_methods,
         gmpy_testing_sim_methods,
     };
     int (*const inits[])(PyObject *, gmpy_state *) = {
@@ -150,6 +150,7 @@ static void
 module_free(void *module)
 {
     (void)module_clear(module);
+    PyMem_Free(gmpy_state_of_module(module)->lives);
 }
 
 static PyModuleDef_Slot module_slots[] = {

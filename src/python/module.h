@@ -66,6 +66,7 @@ typedef struct gmpy_state {
     gm_backend *sim;           // NULL unless the simulated device is in use
     gm_backend *fault;         // the wrapper around it that injects failures
     int device_count;          // 0 until first use
+    uint64_t *lives;           // the number of each device's life as seen last
     bool settings_used;        // some thread has settings of its own (thread.c)
     bool process_hooked;       // process_hooks is not empty
     int hook_holders;          // threads with memory hooks, and the process if it has
@@ -224,6 +225,23 @@ int gmpy_as_device(gmpy_state *st, PyObject *arg, int *out);
 
 extern PyMethodDef gmpy_runtime_methods[];
 
+/* ---- device_life.c ---- */
+
+/* The number of the life that `device` is in, asked of it: 0 where nothing exists
+ * there, or the backend has no such numbers. For what is made, noted with it. */
+uint64_t gmpy_device_life(gmpy_state *st, int device);
+
+/* Whether the life of that number has ended, asked of the device: then what was made in
+ * it is gone and must not be given back. */
+bool gmpy_device_has_ended(gmpy_state *st, int device, uint64_t life);
+
+/* The same by what is known already: no call. */
+static inline bool
+gmpy_device_has_ended_known(const gmpy_state *st, int device, uint64_t life)
+{
+    return life != 0 && __atomic_load_n(&st->lives[device], __ATOMIC_RELAXED) != life;
+}
+
 /* ---- thread.c ---- */
 
 /* What is current for the calling thread on one device. */
@@ -262,14 +280,6 @@ gmpy_current_key(const gmpy_state *st, int device)
 
     return thread && thread->currents ? thread->currents[device].key
                                       : GM_STREAM_KEY_DEFAULT;
-}
-
-static inline gm_stream
-gmpy_current_handle(int device)
-{
-    const gmpy_current *currents = gmpy_this_thread.currents;
-
-    return currents ? currents[device].handle : GM_STREAM_NULL;
 }
 
 /* The stream object current on `device`: new reference. */
@@ -576,94 +586,12 @@ int gmpy_device_enter(gmpy_state *st, int device, int *before);
 void gmpy_device_leave(gmpy_state *st, int device, int before);
 extern PyMethodDef gmpy_device_methods[];
 
-/* ---- stream.c ---- */
-
-typedef struct gmpy_stream {
-    PyObject_HEAD
-    gm_stream handle;
-    gm_stream_key key; // of the per-thread stream: see gmpy_stream_key
-    int device_id;     // -1: whichever is current
-    bool ready;        // __init__ ran
-    bool owned;        // destroyed with the object
-    bool non_blocking;
-    PyObject *weakrefs;
-} gmpy_stream;
+/* ---- stream.c and event.c; the rest of them is in stream.h ---- */
 
 int gmpy_stream_init(PyObject *module, gmpy_state *st);
-extern PyMethodDef gmpy_stream_methods[];
-
-static inline bool
-gmpy_is_stream(gmpy_state *st, PyObject *op)
-{
-    return PyObject_TypeCheck(op, gmpy_type(st->BaseStreamType));
-}
-
-/* ---- stream_arg.c ---- */
-
-/* The arena key of a stream object for the calling thread. 0 or -1. */
-int gmpy_stream_key(gmpy_state *st, PyObject *stream, gm_stream_key *out);
-
-/* A stream as a call to the device needs it. */
-typedef struct gmpy_stream_ref {
-    gm_stream handle;
-    int device; // what has to be current for the handle to mean it; -1: whichever is
-} gmpy_stream_ref;
-
-#define GMPY_STREAM_REF_NULL ((gmpy_stream_ref){GM_STREAM_NULL, -1})
-
-gmpy_stream_ref gmpy_stream_ref_of(const gmpy_stream *stream);
-
-/* Around every call that is given the handle: makes the stream's device current where
- * that matters; *back is what to leave to, also after a failure of the call. They need
- * no interpreter. Where entering fails nothing has changed, and nothing is left. */
-gm_status
-gmpy_stream_enter(const gm_backend *backend, const gmpy_stream_ref *stream, int *back);
-void gmpy_stream_leave(const gm_backend *backend, int back);
-
-/* What a `stream` argument means: NULL or None is the current stream, otherwise a
- * stream of ours or an object whose `ptr` is a native handle. 0 or -1. */
-int gmpy_as_stream(gmpy_state *st, PyObject *arg, gmpy_stream_ref *out);
-
-/* The arena key of a `stream` argument that is given. 0 or -1. */
-int gmpy_as_stream_key(gmpy_state *st, PyObject *arg, gm_stream_key *out);
-
-/* The native handle of somebody else's stream or event (`what`): an object with an
- * integer `ptr`. 0, or -1 with TypeError. */
-int gmpy_as_foreign(PyObject *arg, const char *what, uintptr_t *out);
-
-/* The arena key of a stream for the calling thread, asked of the device. Other threads
- * may run. 0 or -1. */
-int
-gmpy_ask_stream_key(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_key *out);
-
-/* A `device_id` argument: -1, also for NULL, stays -1; the rest has to exist. 0 or -1.
- */
-int gmpy_as_device_id(gmpy_state *st, PyObject *arg, int *out);
-
-/* ---- stream_make.c ---- */
-
-/* The types derived from BaseStream; for gmpy_stream_init. */
-int gmpy_stream_make_init(PyObject *module, gmpy_state *st);
-
-/* ---- event.c ---- */
-
-typedef struct gmpy_event {
-    PyObject_HEAD
-    gm_event handle;
-    int device_id;
-    bool ready; // __init__ ran
-    PyObject *weakrefs;
-} gmpy_event;
-
 int gmpy_event_init(PyObject *module, gmpy_state *st);
-
-/* An Event of `device`: new reference. */
-PyObject *gmpy_event_new(gmpy_state *st, int device, unsigned flags);
-
-/* The handle of an event of ours or of an object whose `ptr` is a native handle. 0, or
- * -1 with TypeError. */
-int gmpy_as_event(gmpy_state *st, PyObject *arg, gm_event *out);
-extern PyMethodDef gmpy_event_methods[];
+extern PyMethodDef gmpy_stream_methods[];
+extern PyMethodDef gmpy_event_time_methods[];
 
 /* ---- testing.c, testing_sim.c ---- */
 

@@ -251,6 +251,7 @@ static int
 publish(gmpy_state *st, const opened *o)
 {
     gm_status status = gm_backend_validate(o->backend);
+    uint64_t *lives;
     int count = 0;
 
     if (status == GM_OK) {
@@ -265,7 +266,13 @@ publish(gmpy_state *st, const opened *o)
         opened_close(o);
         return 0;
     }
+    lives = PyMem_Calloc((size_t)count, sizeof *lives);
+    if (!lives) {
+        PyErr_NoMemory();
+        return -1;
+    }
     gm_process_opened();
+    st->lives = lives;
     st->sim = o->sim;
     st->fault = o->fault;
     st->device_count = count;

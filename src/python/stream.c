@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * BaseStream: a native stream handle, the device it is of, and the arena key the pool
- * knows it by. The two types made of it are in stream_make.c; streams as arguments,
- * their keys and their devices in stream_arg.c.
+ * knows it by. The two types made of it are in stream_make.c; what is done on a stream
+ * in stream_work.c; streams as arguments, their keys and their devices in stream_arg.c.
  *
  * The default streams (handles 0, 1 and 2) are those of whichever device is current;
  * such an object has device_id -1, unless an ExternalStream was told a device, which
@@ -10,17 +10,15 @@
  *
  * A stream of ours is destroyed with its object. It cannot be current anywhere by then,
  * since the settings of a thread hold a reference (thread.c); work still queued on it
- * runs.
+ * runs. A device reset ends it earlier: then it can no longer be used, and there is
+ * nothing left to destroy.
  *
  * Streams take part in garbage collection because Stream.null and Stream.ptds are in
- * the dictionary of their own type. There is no tp_clear: an object refers to its type
- * alone.
+ * the dictionary of their own type, and because one of somebody else's refers to that.
  *
  * Threading: a stream does not change once it is made and may be used by any thread.
- * Calls that reach the device let other threads run, `done` too, so that a loop that
- * polls it starves nobody.
  */
-#include "module.h"
+#include "stream.h"
 
 #include "core/gm_process.h" // gm_process_is_frozen
 
@@ -32,73 +30,36 @@ stream_of(PyObject *op)
     return (gmpy_stream *)op;
 }
 
-/* ---- calls on its device ---- */
-
-/* What can be asked of a stream. */
-typedef enum stream_call {
-    STREAM_QUERY,
-    STREAM_SYNCHRONIZE,
-    STREAM_RECORD,
-    STREAM_WAIT,
-} stream_call;
-
-static gm_status
-stream_call_now(const gm_backend *backend,
-                stream_call call,
-                gm_stream handle,
-                gm_event event)
-{
-    switch (call) {
-    case STREAM_QUERY:
-        return gm_backend_stream_query(backend, handle);
-    case STREAM_SYNCHRONIZE:
-        return gm_backend_stream_synchronize(backend, handle);
-    case STREAM_RECORD:
-        return gm_backend_event_record(backend, event, handle);
-    case STREAM_WAIT:
-        return gm_backend_stream_wait_event(backend, handle, event);
-    }
-    return GM_ERR_INTERNAL;
-}
-
-/* The call, on the stream's device and without the interpreter; `event` where it takes
- * one. */
-static gm_status
-stream_do(const gm_backend *backend,
-          stream_call call,
-          const gmpy_stream *self,
-          gm_event event)
-{
-    const gmpy_stream_ref ref = gmpy_stream_ref_of(self);
-    gm_status status;
-    int back;
-
-    Py_BEGIN_ALLOW_THREADS
-    status = gmpy_stream_enter(backend, &ref, &back);
-    if (status == GM_OK) {
-        status = stream_call_now(backend, call, ref.handle, event);
-        gmpy_stream_leave(backend, back);
-    }
-    Py_END_ALLOW_THREADS
-    return status;
-}
-
 /* ---- the end of one ---- */
 
 static int
 stream_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(op));
+    Py_VISIT(stream_of(op)->foreign);
+    return 0;
+}
+
+/* Whoever made the stream may end it now, so it is not to be used any more. */
+static int
+stream_clear(PyObject *op)
+{
+    gmpy_stream *self = stream_of(op);
+
+    self->ready = self->ready && !self->foreign;
+    Py_CLEAR(self->foreign);
     return 0;
 }
 
 static void
-stream_destroy(gmpy_state *st, gm_stream handle)
+stream_destroy(gmpy_state *st, const gmpy_stream *self)
 {
-    gm_status status;
+    gm_status status = GM_OK;
 
     Py_BEGIN_ALLOW_THREADS
-    status = gm_backend_stream_destroy(st->backend, handle);
+    if (!gmpy_device_has_ended(st, self->device_id, self->life)) {
+        status = gm_backend_stream_destroy(st->backend, self->handle);
+    }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         gmpy_unraisable(st, status, "destroying a stream");
@@ -116,8 +77,9 @@ stream_dealloc(PyObject *op)
         PyObject_ClearWeakRefs(op);
     }
     if (self->owned && !gm_process_is_frozen()) {
-        stream_destroy(gmpy_state_of(op), self->handle);
+        stream_destroy(gmpy_state_of(op), self);
     }
+    (void)stream_clear(op); // cannot fail
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -133,8 +95,10 @@ stream_richcompare(PyObject *a, PyObject *b, int operation)
     if ((operation != Py_EQ && operation != Py_NE) || !gmpy_is_stream(st, b)) {
         Py_RETURN_NOTIMPLEMENTED;
     }
-    equal = stream_of(a)->handle == stream_of(b)->handle &&
-            stream_of(a)->device_id == stream_of(b)->device_id;
+    // One that was not initialised has the handle of the default stream, and is none.
+    equal = a == b || (stream_of(a)->ready && stream_of(b)->ready &&
+                       stream_of(a)->handle == stream_of(b)->handle &&
+                       stream_of(a)->device_id == stream_of(b)->device_id);
     return PyBool_FromLong(equal == (operation == Py_EQ));
 }
 
@@ -163,15 +127,60 @@ stream_repr(PyObject *op)
     return PyUnicode_FromFormat("<%s %s device=%d>", name, ptr.text, self->device_id);
 }
 
+PyDoc_STRVAR(cuda_stream_doc,
+             "__cuda_stream__($self, /)\n"
+             "--\n"
+             "\n"
+             "The stream for other libraries: (0, ptr), which is the version of the\n"
+             "protocol and the native handle.\n"
+             "\n"
+             "Raises:\n"
+             "    RuntimeError: the stream is gone.");
+
+static PyObject *
+stream_cuda_stream(PyObject *op, PyObject *Py_UNUSED(ignored))
+{
+    if (gmpy_stream_check(gmpy_state_of(op), stream_of(op)) < 0) {
+        return NULL;
+    }
+    return Py_BuildValue("(iK)", 0, (unsigned long long)stream_of(op)->handle);
+}
+
+/* ---- being there ---- */
+
+int
+gmpy_stream_check(gmpy_state *st, const gmpy_stream *stream)
+{
+    if (GM_UNLIKELY(!stream->ready)) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "%s object is no stream: its __init__ did not run (a subclass has "
+                     "to call super().__init__), or it was collected as garbage",
+                     Py_TYPE(stream)->tp_name);
+        return -1;
+    }
+    if (GM_UNLIKELY(gmpy_device_has_ended_known(st, stream->device_id, stream->life))) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "the stream is gone: device %d was reset after it was made; make "
+                     "a new one",
+                     stream->device_id);
+        return -1;
+    }
+    return 0;
+}
+
 /* ---- being current ---- */
 
 /* The current device, which has to be the stream's. -1 with an exception. */
 static int
 stream_check_device(gmpy_state *st, PyObject *op)
 {
-    int current = gmpy_current_device(st);
+    int current;
     int own = stream_of(op)->device_id;
 
+    if (gmpy_stream_check(st, stream_of(op)) < 0) {
+        return -1;
+    }
+    current = gmpy_current_device(st);
     if (current >= 0 && own >= 0 && own != current) {
         PyErr_Format(PyExc_RuntimeError,
                      "a stream of device %d cannot become current while device %d is "
@@ -251,158 +260,6 @@ stream_exit_with(PyObject *op,
     Py_RETURN_NONE;
 }
 
-/* ---- work ---- */
-
-PyDoc_STRVAR(synchronize_doc,
-             "synchronize($self, /)\n"
-             "--\n"
-             "\n"
-             "Waits until all work queued on this stream is done.\n"
-             "\n"
-             "Other threads run meanwhile.\n"
-             "\n"
-             "Raises:\n"
-             "    CUDARuntimeError: that work failed.");
-
-static PyObject *
-stream_synchronize(PyObject *op, PyObject *Py_UNUSED(ignored))
-{
-    gmpy_state *st = gmpy_state_of(op);
-    const gm_backend *backend = gmpy_backend(st);
-    gm_status status;
-
-    if (!backend) {
-        return NULL;
-    }
-    status = stream_do(backend, STREAM_SYNCHRONIZE, stream_of(op), 0);
-    if (status != GM_OK) {
-        return gmpy_raise(st, status, "Stream.synchronize");
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-stream_done(PyObject *op, void *Py_UNUSED(closure))
-{
-    gmpy_state *st = gmpy_state_of(op);
-    const gm_backend *backend = gmpy_backend(st);
-    gm_status status;
-
-    if (!backend) {
-        return NULL;
-    }
-    status = stream_do(backend, STREAM_QUERY, stream_of(op), 0);
-    if (status != GM_OK && status != GM_NOT_READY) {
-        return gmpy_raise(st, status, "Stream.done");
-    }
-    return PyBool_FromLong(status == GM_OK);
-}
-
-PyDoc_STRVAR(
-    record_doc,
-    "record($self, /, event=None)\n"
-    "--\n"
-    "\n"
-    "Lets an event happen when all that is queued on this stream now is done.\n"
-    "\n"
-    "Args:\n"
-    "    event (Event): the event; None makes one on this stream's device.\n"
-    "\n"
-    "Returns:\n"
-    "    The event.\n"
-    "\n"
-    "Raises:\n"
-    "    TypeError: event is no event.\n"
-    "    CUDARuntimeError: the runtime refuses, as for an event of another\n"
-    "        device.");
-
-static const gmpy_signature record_signature = {"record", 1, 0, 1, {"event"}};
-
-/* The `event` argument of record, made where there is none: new reference. */
-static PyObject *
-event_to_record(gmpy_state *st, PyObject *op, PyObject *given)
-{
-    int device = stream_of(op)->device_id;
-
-    if (given && given != Py_None) {
-        return Py_NewRef(given);
-    }
-    if (device < 0) {
-        device = gmpy_current_device(st);
-    }
-    return device < 0 ? NULL : gmpy_event_new(st, device, 0);
-}
-
-static PyObject *
-stream_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    gmpy_state *st = gmpy_state_of(op);
-    const gm_backend *backend = gmpy_backend(st);
-    PyObject *given;
-    PyObject *event = NULL;
-    gm_event handle;
-    gm_status status;
-
-    if (!backend || gmpy_unpack(&record_signature, args, nargs, kwnames, &given) < 0) {
-        return NULL;
-    }
-    event = event_to_record(st, op, given);
-    if (!event || gmpy_as_event(st, event, &handle) < 0) {
-        goto fail;
-    }
-    status = stream_do(backend, STREAM_RECORD, stream_of(op), handle);
-    if (status != GM_OK) {
-        gmpy_raise(st, status, "Stream.record");
-        goto fail;
-    }
-    return event;
-
-fail:
-    Py_XDECREF(event);
-    return NULL;
-}
-
-PyDoc_STRVAR(wait_event_doc,
-             "wait_event($self, /, event)\n"
-             "--\n"
-             "\n"
-             "Lets all that is queued on this stream from now on wait for an event.\n"
-             "\n"
-             "Returns at once. An event that was never recorded is not waited for.\n"
-             "\n"
-             "Args:\n"
-             "    event (Event): the event; it may be of another device.\n"
-             "\n"
-             "Raises:\n"
-             "    TypeError: event is no event.\n"
-             "    CUDARuntimeError: the runtime refuses.");
-
-static const gmpy_signature wait_event_signature = {"wait_event", 1, 1, 1, {"event"}};
-
-static PyObject *
-stream_wait_event(PyObject *op,
-                  PyObject *const *args,
-                  Py_ssize_t nargs,
-                  PyObject *kwnames)
-{
-    gmpy_state *st = gmpy_state_of(op);
-    const gm_backend *backend = gmpy_backend(st);
-    PyObject *event;
-    gm_event handle;
-    gm_status status;
-
-    if (!backend ||
-        gmpy_unpack(&wait_event_signature, args, nargs, kwnames, &event) < 0 ||
-        gmpy_as_event(st, event, &handle) < 0) {
-        return NULL;
-    }
-    status = stream_do(backend, STREAM_WAIT, stream_of(op), handle);
-    if (status != GM_OK) {
-        return gmpy_raise(st, status, "Stream.wait_event");
-    }
-    Py_RETURN_NONE;
-}
-
 /* ---- the types ---- */
 
 PyDoc_STRVAR(
@@ -418,15 +275,18 @@ PyDoc_STRVAR(
     "    device_id (int): number of the device, -1 for the default streams of\n"
     "        whichever is current.\n"
     "    done (bool): whether all work queued on it is done.\n"
-    "    is_non_blocking (bool): whether it was made by Stream(non_blocking=True).");
+    "    is_non_blocking (bool): whether it does not wait for the default stream.\n"
+    "    priority (int): as the device took it: 0 is ordinary, a lower number is\n"
+    "        more urgent.");
 
 static PyMethodDef stream_methods[] = {
     {"use", stream_use, METH_NOARGS, use_doc},
-    {"synchronize", stream_synchronize, METH_NOARGS, synchronize_doc},
-    {"record", (PyCFunction)(void (*)(void))stream_record,
-     METH_FASTCALL | METH_KEYWORDS, record_doc},
-    {"wait_event", (PyCFunction)(void (*)(void))stream_wait_event,
-     METH_FASTCALL | METH_KEYWORDS, wait_event_doc},
+    {"synchronize", gmpy_stream_synchronize, METH_NOARGS, gmpy_stream_synchronize_doc},
+    {"record", (PyCFunction)(void (*)(void))gmpy_stream_record,
+     METH_FASTCALL | METH_KEYWORDS, gmpy_stream_record_doc},
+    {"wait_event", (PyCFunction)(void (*)(void))gmpy_stream_wait_event,
+     METH_FASTCALL | METH_KEYWORDS, gmpy_stream_wait_event_doc},
+    {"__cuda_stream__", stream_cuda_stream, METH_NOARGS, cuda_stream_doc},
     {"__enter__", stream_enter_with, METH_NOARGS, enter_doc},
     {"__exit__", (PyCFunction)(void (*)(void))stream_exit_with, METH_FASTCALL,
      exit_doc},
@@ -438,7 +298,9 @@ static PyMemberDef stream_members[] = {
     {"device_id", T_INT, offsetof(gmpy_stream, device_id), READONLY,
      "number of the device, -1 for whichever is current"},
     {"is_non_blocking", T_BOOL, offsetof(gmpy_stream, non_blocking), READONLY,
-     "whether it was made not to wait for the default stream"},
+     "whether it does not wait for the default stream"},
+    {"priority", T_INT, offsetof(gmpy_stream, priority), READONLY,
+     "as the device took it: 0 is ordinary, a lower number is more urgent"},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(gmpy_stream, weakrefs), READONLY, NULL},
     {0},
 };
@@ -448,7 +310,7 @@ GM_STATIC_ASSERT(sizeof(gm_stream) == sizeof(unsigned long long),
 GM_STATIC_ASSERT(sizeof(bool) == sizeof(char), "is_non_blocking is read as char");
 
 static PyGetSetDef stream_getset[] = {
-    {"done", stream_done, NULL, "whether all work queued on it is done", NULL},
+    {"done", gmpy_stream_done, NULL, "whether all work queued on it is done", NULL},
     {0},
 };
 
@@ -456,6 +318,7 @@ static PyType_Slot base_slots[] = {
     {Py_tp_doc, (void *)base_doc},
     {Py_tp_dealloc, stream_dealloc},
     {Py_tp_traverse, stream_traverse},
+    {Py_tp_clear, stream_clear},
     {Py_tp_methods, stream_methods},
     {Py_tp_members, stream_members},
     {Py_tp_getset, stream_getset},

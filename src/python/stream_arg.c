@@ -12,13 +12,21 @@
  * the per-thread default stream has a key for each thread, asked for when it is made
  * current.
  *
- * Where a stream or an event is wanted, another library's will do: anything with the
- * native handle in its `ptr`. Objects of this library have to be of the right type, for
- * memory and pointers have a `ptr` too.
+ * Where a stream or an event is wanted, another library's will do: a stream with
+ * __cuda_stream__, or anything with the native handle in its `ptr`. Objects of this
+ * library have to be of the right type, for memory and pointers have a `ptr` too.
+ *
+ * A stream that is known to be gone, or never was one, is refused before any device
+ * call. Whether somebody else's is still there only the driver knows:
+ * gmpy_stream_confirm asks, for calls that are rare enough.
  *
  * Threading: nothing is kept; any thread. Asking for a key lets other threads run.
  */
-#include "module.h"
+#include "stream.h"
+
+enum {
+    INVALID_HANDLE = 400, // the runtime's cudaErrorInvalidResourceHandle
+};
 
 /* ---- the right device ---- */
 
@@ -30,7 +38,19 @@ gmpy_stream_ref_of(const gmpy_stream *stream)
     return (gmpy_stream_ref){
         .handle = stream->handle,
         .device = is_default ? stream->device_id : -1,
+        .of = stream->device_id,
     };
+}
+
+int
+gmpy_stream_device(gmpy_state *st, const gmpy_stream_ref *stream, int *out)
+{
+    *out = stream->of;
+    if (*out >= 0 || stream->handle > GM_STREAM_PER_THREAD) {
+        return 0;
+    }
+    *out = gmpy_current_device(st);
+    return *out < 0 ? -1 : 0;
 }
 
 gm_status
@@ -92,12 +112,34 @@ gmpy_ask_stream_key(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_key
     return 0;
 }
 
+gm_status
+gmpy_stream_confirm(const gm_backend *backend, const gmpy_stream *stream)
+{
+    uint64_t id = 0;
+    gm_status status;
+
+    if (stream->owned || stream->handle <= GM_STREAM_PER_THREAD) {
+        return GM_OK;
+    }
+    status = gm_backend_stream_id(backend, stream->handle, &id);
+    if (status == GM_DEVICE_ERROR(INVALID_HANDLE)) {
+        return GM_ERR_STREAM_GONE;
+    }
+    if (status == GM_OK && gm_stream_key_of(stream->handle, id) != stream->key) {
+        return GM_ERR_STREAM_GONE;
+    }
+    return status;
+}
+
 int
 gmpy_stream_key(gmpy_state *st, PyObject *stream, gm_stream_key *out)
 {
     const gmpy_stream *self = (const gmpy_stream *)stream;
     const gmpy_stream_ref ref = gmpy_stream_ref_of(self);
 
+    if (gmpy_stream_check(st, self) < 0) {
+        return -1;
+    }
     if (ref.handle == GM_STREAM_PER_THREAD) {
         return gmpy_ask_stream_key(st, &ref, out);
     }
@@ -134,24 +176,98 @@ gmpy_as_foreign(PyObject *arg, const char *what, uintptr_t *out)
     return result;
 }
 
+/* The handle in the pair that __cuda_stream__ returned. 0 or -1. */
+static int
+read_cuda_stream(PyObject *pair, gm_stream *out)
+{
+    int version;
+
+    if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) {
+        PyErr_Format(
+            PyExc_TypeError,
+            "__cuda_stream__ must return a tuple of version and handle, not %R", pair);
+        return -1;
+    }
+    if (gmpy_as_int(PyTuple_GET_ITEM(pair, 0), "the version of __cuda_stream__",
+                    &version) < 0) {
+        return -1;
+    }
+    if (version != 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "version %d of __cuda_stream__ is not known here; 0 is", version);
+        return -1;
+    }
+    return gmpy_as_address(PyTuple_GET_ITEM(pair, 1), "the handle of __cuda_stream__",
+                           out);
+}
+
+int
+gmpy_ask_cuda_stream(PyObject *arg, gm_stream *out)
+{
+    PyObject *method = PyObject_GetAttrString(arg, "__cuda_stream__");
+    PyObject *pair;
+    int result;
+
+    if (!method) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            return -1;
+        }
+        PyErr_Clear();
+        return 0;
+    }
+    pair = PyObject_CallNoArgs(method);
+    Py_DECREF(method);
+    if (!pair) {
+        return -1;
+    }
+    result = read_cuda_stream(pair, out);
+    Py_DECREF(pair);
+    return result < 0 ? -1 : 1;
+}
+
+/* The handle of somebody else's stream. 0 or -1. */
+static int
+as_foreign_stream(PyObject *arg, gm_stream *out)
+{
+    int found = gmpy_ask_cuda_stream(arg, out);
+
+    if (found != 0) {
+        return found > 0 ? 0 : -1;
+    }
+    return gmpy_as_foreign(arg, "stream", out);
+}
+
+/* The calling thread's current stream on the current device. 0 or -1. */
+static int
+current_stream(gmpy_state *st, gmpy_stream_ref *out)
+{
+    int device = gmpy_current_device(st);
+    const gmpy_current *currents = gmpy_this_thread.currents;
+    const gmpy_stream *stream;
+
+    if (device < 0) {
+        return -1;
+    }
+    if (!currents || !currents[device].stream) {
+        return 0;
+    }
+    stream = (const gmpy_stream *)currents[device].stream;
+    *out = gmpy_stream_ref_of(stream);
+    return gmpy_stream_check(st, stream);
+}
+
 int
 gmpy_as_stream(gmpy_state *st, PyObject *arg, gmpy_stream_ref *out)
 {
     *out = GMPY_STREAM_REF_NULL;
     if (!arg || arg == Py_None) {
-        int device = gmpy_current_device(st);
-
-        if (device < 0) {
-            return -1;
-        }
-        out->handle = gmpy_current_handle(device);
-        return 0;
+        return current_stream(st, out);
     }
     if (gmpy_is_stream(st, arg)) {
         *out = gmpy_stream_ref_of((const gmpy_stream *)arg);
-        return 0;
+        return gmpy_stream_check(st, (const gmpy_stream *)arg);
     }
-    return gmpy_as_foreign(arg, "stream", &out->handle);
+    return as_foreign_stream(arg, &out->handle);
 }
 
 int
@@ -162,7 +278,7 @@ gmpy_as_stream_key(gmpy_state *st, PyObject *arg, gm_stream_key *out)
     if (gmpy_is_stream(st, arg)) {
         return gmpy_stream_key(st, arg, out);
     }
-    if (gmpy_as_foreign(arg, "stream", &ref.handle) < 0) {
+    if (as_foreign_stream(arg, &ref.handle) < 0) {
         return -1;
     }
     return gmpy_ask_stream_key(st, &ref, out);

@@ -22,7 +22,7 @@
  *
  * Threading: a thread sees its own settings alone; nothing here needs a lock.
  */
-#include "module.h"
+#include "stream.h"
 
 #include <string.h> // memmove
 

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Streams and events in the binding: their objects, how one becomes an argument of a
+ * device call, and the helpers of each file under its name.
+ *
+ * A stream is three things: an object, whose reference keeps it; a gmpy_stream_ref, by
+ * which a call to the device is made; and a gm_stream_key, by which a pool knows it.
+ */
+#ifndef GMPY_STREAM_H
+#define GMPY_STREAM_H
+
+#include "module.h"
+
+/* ---- stream.c ---- */
+
+typedef struct gmpy_stream {
+    PyObject_HEAD
+    gm_stream handle;
+    gm_stream_key key; // of the per-thread stream: see gmpy_stream_key
+    int device_id;     // -1: whichever is current
+    int priority;      // as the device took it
+    bool started;      // __init__ runs, or ran
+    bool ready;        // it succeeded, and the collector has not cleared it since
+    bool owned;        // destroyed with the object
+    bool non_blocking;
+    uint64_t life;     // of its device; 0 for default streams, which have no end
+    PyObject *foreign; // whose stream it is: from_external's argument; else NULL
+    PyObject *weakrefs;
+} gmpy_stream;
+
+/* 0 where the stream is there as far as is known, else -1 with RuntimeError: before
+ * each use of its handle. No call. */
+int gmpy_stream_check(gmpy_state *st, const gmpy_stream *stream);
+
+/* ---- stream_work.c ---- */
+
+/* The methods of BaseStream that call the device, and their docstrings. */
+PyObject *gmpy_stream_synchronize(PyObject *op, PyObject *ignored);
+PyObject *gmpy_stream_done(PyObject *op, void *closure);
+PyObject *gmpy_stream_record(PyObject *op,
+                             PyObject *const *args,
+                             Py_ssize_t nargs,
+                             PyObject *kwnames);
+PyObject *gmpy_stream_wait_event(PyObject *op,
+                                 PyObject *const *args,
+                                 Py_ssize_t nargs,
+                                 PyObject *kwnames);
+extern const char gmpy_stream_synchronize_doc[];
+extern const char gmpy_stream_record_doc[];
+extern const char gmpy_stream_wait_event_doc[];
+
+static inline bool
+gmpy_is_stream(gmpy_state *st, PyObject *op)
+{
+    return PyObject_TypeCheck(op, gmpy_type(st->BaseStreamType));
+}
+
+/* ---- stream_arg.c ---- */
+
+/* The arena key of a stream object for the calling thread. 0 or -1. */
+int gmpy_stream_key(gmpy_state *st, PyObject *stream, gm_stream_key *out);
+
+/* A stream as a call to the device needs it. */
+typedef struct gmpy_stream_ref {
+    gm_stream handle;
+    int device; // what has to be current for the handle to mean it; -1: whichever is
+    int of;     // whose stream it is; -1: not known, for a default one the current's
+} gmpy_stream_ref;
+
+#define GMPY_STREAM_REF_NULL ((gmpy_stream_ref){GM_STREAM_NULL, -1, -1})
+
+gmpy_stream_ref gmpy_stream_ref_of(const gmpy_stream *stream);
+
+/* Around every call that is given the handle: makes the stream's device current where
+ * that matters; *back is what to leave to, also after a failure of the call. They need
+ * no interpreter. Where entering fails nothing has changed, and nothing is left. */
+gm_status
+gmpy_stream_enter(const gm_backend *backend, const gmpy_stream_ref *stream, int *back);
+void gmpy_stream_leave(const gm_backend *backend, int back);
+
+/* The device that the stream is of, -1 where only the driver knows: *out. 0 or -1. */
+int gmpy_stream_device(gmpy_state *st, const gmpy_stream_ref *stream, int *out);
+
+/* GM_ERR_STREAM_GONE where the handle of a stream that somebody else made means no
+ * stream any more, or another one; for calls that are not made often. Needs no
+ * interpreter; the stream's device is entered. */
+gm_status gmpy_stream_confirm(const gm_backend *backend, const gmpy_stream *stream);
+
+/* What a `stream` argument means: NULL or None is the current stream, otherwise a
+ * stream of ours, an object with __cuda_stream__, or one whose `ptr` is a native
+ * handle. 0 or -1. */
+int gmpy_as_stream(gmpy_state *st, PyObject *arg, gmpy_stream_ref *out);
+
+/* The arena key of a `stream` argument that is given. 0 or -1. */
+int gmpy_as_stream_key(gmpy_state *st, PyObject *arg, gm_stream_key *out);
+
+/* The native handle of somebody else's stream or event (`what`): an object with an
+ * integer `ptr`. 0, or -1 with TypeError. */
+int gmpy_as_foreign(PyObject *arg, const char *what, uintptr_t *out);
+
+/* What __cuda_stream__ of an object says: 1 and *out, 0 where it has none, or -1. */
+int gmpy_ask_cuda_stream(PyObject *arg, gm_stream *out);
+
+/* The arena key of a stream for the calling thread, asked of the device. Other threads
+ * may run. 0 or -1. */
+int
+gmpy_ask_stream_key(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_key *out);
+
+/* A `device_id` argument: -1, also for NULL, stays -1; the rest has to exist. 0 or -1.
+ */
+int gmpy_as_device_id(gmpy_state *st, PyObject *arg, int *out);
+
+/* ---- stream_make.c ---- */
+
+/* The types derived from BaseStream; for gmpy_stream_init. */
+int gmpy_stream_make_init(PyObject *module, gmpy_state *st);
+
+/* ---- event.c ---- */
+
+typedef struct gmpy_event {
+    PyObject_HEAD
+    gm_event handle; // 0: __init__ did not run
+    int device_id;
+    bool started;  // __init__ runs, or ran
+    bool untimed;  // made with disable_timing
+    bool recorded; // by one of our calls
+    uint64_t life; // of its device
+    PyObject *weakrefs;
+} gmpy_event;
+
+static inline bool
+gmpy_is_event(gmpy_state *st, PyObject *op)
+{
+    return PyObject_TypeCheck(op, gmpy_type(st->EventType));
+}
+
+/* An Event of `device`: new reference. */
+PyObject *gmpy_event_new(gmpy_state *st, int device, unsigned flags);
+
+/* The handle of an event of ours, which has to be there as far as is known, or of an
+ * object whose `ptr` is a native handle. 0 or -1. */
+int gmpy_as_event(gmpy_state *st, PyObject *arg, gm_event *out);
+
+/* 0 unless `event`, an argument that passed gmpy_as_event, is known to be of another
+ * device than the stream: then -1 with ValueError. */
+int
+gmpy_event_check_stream(gmpy_state *st, PyObject *event, const gmpy_stream_ref *stream);
+
+/* Notes that such an argument was recorded. */
+void gmpy_event_note_record(gmpy_state *st, PyObject *event);
+
+#endif

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: MIT
+"""Streams that come from elsewhere: what a stream argument may be, the protocol by
+which libraries hand streams to one another, and handles whose stream is gone."""
+
+import gc
+import weakref
+
+import pytest
+
+import gpumem
+from gpumem import Device, Event, ExternalStream, Stream, testing
+
+
+@pytest.fixture(autouse=True)
+def current_device():
+    Device(0).use()
+
+
+# ---- arguments that name a stream ----
+
+
+@pytest.mark.sim_only
+def test_another_librarys_stream_will_do():
+    stream = Stream(non_blocking=True)
+
+    class Foreign:
+        ptr = stream.ptr
+
+    pool = gpumem.MemoryPool()
+    with stream:
+        pool.malloc(512)
+    pool.malloc(1024)
+    assert pool.total_bytes() == 1536
+    pool.free_all_blocks(Foreign())
+    assert pool.total_bytes() == 1024
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        object,
+        lambda: 0,
+        lambda: "s",
+        Event,
+        lambda: gpumem.malloc(512),
+        lambda: Device(0),
+    ],
+)
+def test_what_is_no_stream_is_refused_by_name(make):
+    wrong, memory = make(), gpumem.malloc(512)
+    with pytest.raises(TypeError, match=type(wrong).__name__):
+        memory.memset_async(0, 512, wrong)
+    with pytest.raises(TypeError, match=type(wrong).__name__):
+        gpumem.MemoryPool().free_all_blocks(wrong)
+
+
+def test_a_handle_that_is_no_integer_is_refused():
+    class Foreign:
+        ptr = None
+
+    class Failing:
+        @property
+        def ptr(self):
+            raise KeyError("mine")
+
+    memory = gpumem.malloc(512)
+    with pytest.raises(TypeError, match="ptr.*NoneType"):
+        memory.memset_async(0, 512, Foreign())
+    with pytest.raises(KeyError, match="mine"):
+        memory.memset_async(0, 512, Failing())
+
+
+# ---- the protocol ----
+
+
+class Protocol:
+    """A stream as other libraries hand them over."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __cuda_stream__(self):
+        return self.answer
+
+
+def test_a_stream_tells_other_libraries_its_handle():
+    stream = Stream()
+    for each in (stream, Stream.null, Stream.ptds, ExternalStream(stream.ptr)):
+        assert each.__cuda_stream__() == (0, each.ptr)
+
+
+@pytest.mark.sim_only
+def test_a_stream_is_taken_by_the_protocol():
+    stream = Stream(non_blocking=True)
+    memory, event = gpumem.malloc(512), Event()
+    memory.memset_async(1, 512, Protocol((0, stream.ptr)))
+    assert stream.done is False
+    event.record(Protocol((0, stream.ptr)))
+    assert event.done is False
+    stream.synchronize()
+    assert event.done is True
+    pool = gpumem.MemoryPool()
+    with stream:
+        pool.malloc(512)
+    pool.free_all_blocks(Protocol((0, stream.ptr)))
+    assert pool.total_bytes() == 0
+
+
+def test_the_protocol_stands_before_ptr():
+    class Both(Protocol):
+        ptr = "no handle"
+
+    gpumem.malloc(512).memset_async(0, 512, Both((0, 0)))
+
+
+@pytest.mark.parametrize(
+    "answer, error, text",
+    [
+        ((1, 0), ValueError, "version 1"),
+        ((0,), TypeError, "tuple of version and handle"),
+        ((0, 0, 0), TypeError, "tuple of version and handle"),
+        (0, TypeError, "tuple of version and handle"),
+        (("0", 0), TypeError, "version of __cuda_stream__ must be an integer"),
+        ((0, None), TypeError, "handle of __cuda_stream__ must be an integer"),
+        ((0, -1), OverflowError, "handle of __cuda_stream__"),
+    ],
+)
+def test_an_answer_that_is_not_the_protocols_is_refused(answer, error, text):
+    memory = gpumem.malloc(512)
+    for use in (
+        lambda stream: memory.memset_async(0, 512, stream),
+        Stream.from_external,
+    ):
+        with pytest.raises(error, match=text):
+            use(Protocol(answer))
+
+
+def test_what_the_protocol_raises_reaches_the_caller():
+    class Failing:
+        def __cuda_stream__(self):
+            raise KeyError("mine")
+
+    class Hidden:
+        @property
+        def __cuda_stream__(self):
+            raise KeyError("mine")
+
+    for wrong in (Failing(), Hidden()):
+        with pytest.raises(KeyError, match="mine"):
+            gpumem.malloc(512).memset_async(0, 512, wrong)
+
+
+@pytest.mark.sim_only
+def test_from_external_keeps_the_object_and_ends_nothing():
+    own = Stream(non_blocking=True)
+    foreign = Protocol((0, own.ptr))
+    watch = weakref.ref(foreign)
+    stream = Stream.from_external(foreign)
+    before = testing.ledger()
+    assert type(stream) is Stream
+    assert stream == own and stream.device_id == 0
+    del foreign
+    gc.collect()
+    assert watch() is not None
+    memory = gpumem.malloc(512)
+    memory.memset_async(1, 512, stream)
+    assert own.done is False
+    stream.synchronize()
+    del stream, memory
+    assert watch() is None
+    assert testing.ledger().streams == before.streams
+    own.synchronize()
+
+
+def test_from_external_takes_streams_of_this_library_too():
+    own = Stream()
+    assert Stream.from_external(own) == own
+    assert Stream.from_external(Stream.null) == Stream.null
+    assert Stream.from_external(Protocol((0, 2))) == Stream.ptds
+    if gpumem.get_device_count() > 1:
+        with Device(1):
+            assert Stream.from_external(own).device_id == 0
+
+
+def test_from_external_makes_objects_of_the_subclass():
+    class Named(Stream):
+        def __init__(self):
+            raise AssertionError("it is not run")
+
+    assert type(Named.from_external(Stream())) is Named
+
+
+def test_from_external_wants_the_protocol():
+    class Foreign:
+        ptr = 0
+
+    for wrong in (Foreign(), 0, None, Event()):
+        with pytest.raises(TypeError, match="__cuda_stream__"):
+            Stream.from_external(wrong)
+
+
+def test_a_stream_in_a_cycle_with_its_owner_is_collected():
+    foreign = Protocol((0, 0))
+    foreign.stream = Stream.from_external(foreign)
+    watch = weakref.ref(foreign)
+    del foreign
+    gc.collect()
+    assert watch() is None
+
+
+# ---- streams that are gone ----
+
+
+@pytest.mark.sim_only
+@pytest.mark.misuse
+def test_a_stream_that_was_destroyed_elsewhere_is_told_as_such():
+    """By each call of its own: the device is asked which stream the handle means."""
+    gone, memory = Stream(), gpumem.malloc(512)
+    external = ExternalStream(gone.ptr)
+    event = Event()
+    uses = [
+        external.synchronize,
+        lambda: external.done,
+        lambda: external.record(event),
+        lambda: external.wait_event(event),
+    ]
+    for use in uses:
+        use()
+    handle = gone.ptr
+    del gone
+    for use in uses:
+        with pytest.raises(RuntimeError, match="stream was destroyed"):
+            use()
+    other = Stream(non_blocking=True)
+    assert other.ptr == handle
+    memory.memset_async(1, 512, other)
+    for use in uses:  # ... though there is one of that handle again
+        with pytest.raises(RuntimeError, match="stream was destroyed"):
+            use()
+    assert other.done is False
+    other.synchronize()
