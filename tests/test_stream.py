@@ -519,3 +519,42 @@ def test_errors_of_the_runtime_come_out():
             with pytest.raises(gpumem.CUDARuntimeError) as caught:
                 use()
         assert caught.value.status == 999, call
+
+
+# ---- priority ----
+
+
+@pytest.mark.parametrize("priority", [None, 0])
+def test_a_stream_is_ordinary_unless_it_is_told_otherwise(priority):
+    assert Stream(priority=priority).priority == 0
+    assert Stream().priority == Stream.null.priority == Stream.ptds.priority == 0
+
+
+@pytest.mark.parametrize("asked", [-1, -(2**31), 1, 2**31 - 1])
+def test_what_the_device_does_not_have_becomes_the_nearest_it_has(asked):
+    """A device has 0 and, where it has more than that, numbers below."""
+    most = Stream(priority=-(2**31)).priority
+    assert most <= 0
+    assert Stream(priority=asked).priority == min(0, max(most, asked))
+
+
+@pytest.mark.sim_only
+def test_the_simulated_device_has_more_than_one_priority():
+    assert Stream(priority=-1).priority == -1
+    assert Stream(priority=-(2**31)).priority < -1
+
+
+def test_a_stream_of_another_library_has_what_it_was_made_with():
+    class Foreign:
+        def __init__(self, stream):
+            self.stream = stream
+
+        def __cuda_stream__(self):
+            return (0, self.stream.ptr)
+
+    for priority, non_blocking in ((0, False), (-1, True)):
+        own = Stream(priority=priority, non_blocking=non_blocking)
+        for other in (ExternalStream(own.ptr), Stream.from_external(Foreign(own))):
+            assert other.is_non_blocking is non_blocking
+            assert other.priority == own.priority
+    assert ExternalStream(0).is_non_blocking is False
