@@ -44,9 +44,12 @@ gmpy_device_enter(gmpy_state *st, int id, int *before)
 }
 
 void
-gmpy_device_leave(gmpy_state *st, int id, int before)
+gmpy_device_leave(gmpy_state *st, int before)
 {
-    if (id != before) {
+    int now;
+
+    /* Not always the one entered: what ran meanwhile may have chosen another. */
+    if (gm_backend_device_get(st->backend, &now) != GM_OK || now != before) {
         /* It was current a moment ago; failing to return there has no remedy. */
         (void)gm_backend_device_set(st->backend, before);
     }

@@ -65,6 +65,7 @@ static void
 function_memory_release(function_memory *self)
 {
     uintptr_t ptr = self->owned;
+    bool entered;
     int before;
 
     self->owned = 0;
@@ -73,9 +74,9 @@ function_memory_release(function_memory *self)
     }
     GMPY_TAKE_ERROR(pending);
     self->base.ptr = 0;
-    if (gmpy_device_enter(self->st, self->owned_device, &before) < 0) {
+    entered = gmpy_device_enter(self->st, self->owned_device, &before) == 0;
+    if (!entered) {
         PyErr_WriteUnraisable(NULL);
-        before = self->owned_device;
     }
     if (self->free_function) {
         call_c_free(self, ptr);
@@ -83,7 +84,9 @@ function_memory_release(function_memory *self)
     else {
         call_python_free(self->keep, ptr, self->owned_device);
     }
-    gmpy_device_leave(self->st, self->owned_device, before);
+    if (entered) {
+        gmpy_device_leave(self->st, before);
+    }
     GMPY_GIVE_ERROR(pending);
 }
 
@@ -173,7 +176,7 @@ take_from_c(function_memory *self, uintptr_t function)
     Py_BEGIN_ALLOW_THREADS
     ptr = allocate((void *)self->param, self->base.size, device);
     Py_END_ALLOW_THREADS
-    gmpy_device_leave(self->st, device, before);
+    gmpy_device_leave(self->st, before);
     return function_memory_own(self, (uintptr_t)ptr);
 }
 
@@ -211,7 +214,7 @@ take_from_python(function_memory *self, PyObject *function)
     }
     result = PyObject_CallFunction(function, "Ki", (unsigned long long)self->base.size,
                                    device);
-    gmpy_device_leave(self->st, device, before);
+    gmpy_device_leave(self->st, before);
     return as_returned_address(result, &ptr) < 0 ? -1 : function_memory_own(self, ptr);
 }
 

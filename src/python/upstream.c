@@ -186,7 +186,7 @@ callable_take(void *context, int device, size_t size, gm_piece *out)
 
     if (gmpy_device_enter(up->st, device, &before) == 0) {
         status = callable_call(up, device, size, out);
-        gmpy_device_leave(up->st, device, before);
+        gmpy_device_leave(up->st, before);
     }
     PyGILState_Release(gil);
     return status;
