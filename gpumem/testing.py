@@ -37,6 +37,8 @@ class Ledger(NamedTuple):
         bytes: their sum, as asked for.
         streams: live streams.
         events: live events.
+        graphs: live graphs, and those ready to launch.
+        captures: recordings under way.
         pending: queued operations that have not run.
         errors: bad frees, uses of dead handles, copies outside any allocation.
         peak_bytes: the most bytes that were held at once.
@@ -46,6 +48,8 @@ class Ledger(NamedTuple):
     bytes: int
     streams: int
     events: int
+    graphs: int
+    captures: int
     pending: int
     errors: int
     peak_bytes: int

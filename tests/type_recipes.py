@@ -189,6 +189,6 @@ RECIPES = {
     "gpumem.memory_hooks.LineProfileHook": hook,
     "gpumem.memory_hooks._Line": line,
     "gpumem._scope.using_allocator": using_allocator,
-    "gpumem.testing.Ledger": lambda cls: cls(*range(7)),
+    "gpumem.testing.Ledger": lambda cls: cls(*range(len(cls._fields))),
     "gpumem.testing.Call": lambda cls: cls("free", 0, 0, 0, 0),
 }

@@ -56,6 +56,8 @@ typedef struct gm_sim_ledger {
     size_t bytes;       // their sum as asked
     size_t streams;
     size_t events;
+    size_t graphs;     // recorded, and ready to launch
+    size_t captures;   // recordings under way
     size_t pending;    // queued operations that have not run
     size_t errors;     // bad frees, uses of dead handles, copies outside any allocation
     size_t peak_bytes; // highest sum of device bytes held, all devices

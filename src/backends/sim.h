@@ -4,7 +4,7 @@
  *
  *   sim_memory.h   the devices' memory, and the files that deal with it
  *   sim_stream.h   the devices' work, and the files that queue and run it
- *   sim_handle.c   handles of streams, events and pools, and their rejection
+ *   sim_handle.c   handles of streams, events, pools and graphs, and their rejection
  *   sim_thread.c   what each thread has: current device, its own default streams
  *   sim_peer.c     which device reaches which other's memory
  *   sim_log.c      the call log and the ledger
@@ -31,10 +31,21 @@ enum {
     SIM_CODE_OUT_OF_MEMORY = 2,
     SIM_CODE_INVALID_DEVICE = 101,
     SIM_CODE_PEER_UNSUPPORTED = 217,
+    SIM_CODE_OPERATING_SYSTEM = 304,
     SIM_CODE_INVALID_HANDLE = 400,
+    SIM_CODE_ILLEGAL_STATE = 401,
     SIM_CODE_NOT_READY = 600,
     SIM_CODE_TOO_MANY_PEERS = 711,
     SIM_CODE_NOT_SUPPORTED = 801,
+    SIM_CODE_CAPTURE_UNSUPPORTED = 900,
+    SIM_CODE_CAPTURE_INVALIDATED = 901,
+    SIM_CODE_CAPTURE_MERGE = 902,
+    SIM_CODE_CAPTURE_UNMATCHED = 903,
+    SIM_CODE_CAPTURE_UNJOINED = 904,
+    SIM_CODE_CAPTURE_ISOLATION = 905,
+    SIM_CODE_CAPTURE_IMPLICIT = 906,
+    SIM_CODE_CAPTURED_EVENT = 907,
+    SIM_CODE_CAPTURE_WRONG_THREAD = 908,
 };
 
 /* ---- devices ---- */
@@ -81,6 +92,9 @@ int sim_thread_device(const gm_sim *sim);
 
 /* Makes a device that exists current. GM_ERR_HOST_MEMORY. */
 GM_MUST_CHECK gm_status sim_thread_set_device(gm_sim *sim, int device);
+
+/* A number no other thread of the process has or had. GM_ERR_HOST_MEMORY. */
+GM_MUST_CHECK gm_status sim_thread_number(gm_sim *sim, uint64_t *number);
 
 /* The calling thread's own stream on its current device. NULL without host memory. */
 sim_stream *sim_thread_stream(gm_sim *sim);
@@ -138,10 +152,13 @@ struct gm_sim {
     sim_table streams;
     sim_table events;
     sim_table pools;
-    size_t parked;   // ranges in all pools that the program gave back
-    uint64_t number; // of the newest operation
-    uint64_t clock;  // virtual, nanoseconds
-    unsigned ghosts; // ended streams whose queue was not empty
+    sim_table graphs;
+    sim_table execs;
+    sim_capture *captures; // all under way
+    size_t parked;         // ranges in all pools that the program gave back
+    uint64_t number;       // of the newest operation
+    uint64_t clock;        // virtual, nanoseconds
+    unsigned ghosts;       // ended streams whose queue was not empty
 
     gm_sim_ledger ledger;
     sim_log log;

@@ -8,6 +8,7 @@
  *   sim_slots_memory.c  memory, pools of it, managed memory, addresses
  *   sim_slots_copy.c    copies and sets
  *   sim_slots_stream.c  streams and events
+ *   sim_slots_graph.c   recorded work
  */
 #ifndef GM_SIM_CALL_H
 #define GM_SIM_CALL_H
@@ -16,49 +17,63 @@
 
 /* ---- sim_call.c ---- */
 
-/* The slots that enter, by the name that the table gives them. */
+/* What is special about a slot. */
+enum {
+    SIM_UNSAFE = 1u << 0, // a recording may forbid it
+};
+
+/* X(the slots that enter, by the name that the table gives them; SIM_ of them) */
 #define SIM_SLOTS(X)                                                                   \
-    X(device_set)                                                                      \
-    X(device_synchronize)                                                              \
-    X(device_support)                                                                  \
-    X(mem_info)                                                                        \
-    X(mem_alloc)                                                                       \
-    X(mem_free)                                                                        \
-    X(mem_alloc_async)                                                                 \
-    X(mem_free_async)                                                                  \
-    X(mem_pool_get)                                                                    \
-    X(mem_pool_set)                                                                    \
-    X(mem_pool_trim)                                                                   \
-    X(mem_pool_read)                                                                   \
-    X(mem_pool_write)                                                                  \
-    X(copy)                                                                            \
-    X(copy_async)                                                                      \
-    X(copy_peer)                                                                       \
-    X(copy_peer_async)                                                                 \
-    X(set)                                                                             \
-    X(set_async)                                                                       \
-    X(stream_create)                                                                   \
-    X(stream_destroy)                                                                  \
-    X(stream_query)                                                                    \
-    X(stream_synchronize)                                                              \
-    X(stream_wait_event)                                                               \
-    X(stream_id)                                                                       \
-    X(stream_priority_range)                                                           \
-    X(stream_info)                                                                     \
-    X(event_create)                                                                    \
-    X(event_destroy)                                                                   \
-    X(event_record)                                                                    \
-    X(event_query)                                                                     \
-    X(event_synchronize)                                                               \
-    X(event_elapsed)                                                                   \
-    X(pointer_info)                                                                    \
-    X(peer_can_access)                                                                 \
-    X(peer_enable)                                                                     \
-    X(mem_prefetch)                                                                    \
-    X(mem_advise)
+    X(device_set, 0)                                                                   \
+    X(device_synchronize, SIM_UNSAFE)                                                  \
+    X(device_support, 0)                                                               \
+    X(mem_info, 0)                                                                     \
+    X(mem_alloc, SIM_UNSAFE)                                                           \
+    X(mem_free, SIM_UNSAFE)                                                            \
+    X(mem_alloc_async, 0)                                                              \
+    X(mem_free_async, 0)                                                               \
+    X(mem_pool_get, 0)                                                                 \
+    X(mem_pool_set, 0)                                                                 \
+    X(mem_pool_trim, SIM_UNSAFE)                                                       \
+    X(mem_pool_read, 0)                                                                \
+    X(mem_pool_write, 0)                                                               \
+    X(copy, 0)                                                                         \
+    X(copy_async, 0)                                                                   \
+    X(copy_peer, 0)                                                                    \
+    X(copy_peer_async, 0)                                                              \
+    X(set, 0)                                                                          \
+    X(set_async, 0)                                                                    \
+    X(stream_create, 0)                                                                \
+    X(stream_destroy, 0)                                                               \
+    X(stream_query, SIM_UNSAFE)                                                        \
+    X(stream_synchronize, SIM_UNSAFE)                                                  \
+    X(stream_wait_event, 0)                                                            \
+    X(stream_id, 0)                                                                    \
+    X(stream_priority_range, 0)                                                        \
+    X(stream_info, 0)                                                                  \
+    X(stream_capture, 0)                                                               \
+    X(capture_begin, 0)                                                                \
+    X(capture_end, 0)                                                                  \
+    X(graph_instantiate, 0)                                                            \
+    X(graph_launch, 0)                                                                 \
+    X(graph_upload, 0)                                                                 \
+    X(graph_debug_dot, 0)                                                              \
+    X(graph_destroy, 0)                                                                \
+    X(graph_exec_destroy, 0)                                                           \
+    X(event_create, 0)                                                                 \
+    X(event_destroy, 0)                                                                \
+    X(event_record, 0)                                                                 \
+    X(event_query, 0)                                                                  \
+    X(event_synchronize, 0)                                                            \
+    X(event_elapsed, 0)                                                                \
+    X(pointer_info, 0)                                                                 \
+    X(peer_can_access, 0)                                                              \
+    X(peer_enable, SIM_UNSAFE)                                                         \
+    X(mem_prefetch, 0)                                                                 \
+    X(mem_advise, 0)
 
 typedef enum sim_slot {
-#define SIM_SLOT(name) SIM_SLOT_##name,
+#define SIM_SLOT(name, special) SIM_SLOT_##name,
     SIM_SLOTS(SIM_SLOT)
 #undef SIM_SLOT
     SIM_SLOT_COUNT
@@ -173,5 +188,21 @@ gm_status sim_slot_event_destroy(void *self, gm_event event);
 gm_status sim_slot_event_query(void *self, gm_event event);
 gm_status sim_slot_event_synchronize(void *self, gm_event event);
 gm_status sim_slot_event_elapsed(void *self, gm_event start, gm_event end, float *ms);
+
+/* ---- sim_slots_graph.c ---- */
+
+gm_status sim_slot_stream_capture(void *self,
+                                  gm_stream stream,
+                                  gm_capture_state *state,
+                                  uint64_t *id);
+gm_status sim_slot_capture_begin(void *self, gm_stream stream, gm_capture_mode mode);
+gm_status sim_slot_capture_end(void *self, gm_stream stream, gm_graph *out);
+gm_status sim_slot_graph_instantiate(void *self, gm_graph graph, gm_graph_exec *out);
+gm_status sim_slot_graph_launch(void *self, gm_graph_exec exec, gm_stream stream);
+gm_status sim_slot_graph_upload(void *self, gm_graph_exec exec, gm_stream stream);
+gm_status
+sim_slot_graph_debug_dot(void *self, gm_graph graph, const char *path, unsigned flags);
+gm_status sim_slot_graph_destroy(void *self, gm_graph graph);
+gm_status sim_slot_graph_exec_destroy(void *self, gm_graph_exec exec);
 
 #endif

@@ -13,8 +13,10 @@
 typedef struct sim_event {
     int device;
     bool timed;
-    bool polled;    // a query of this record said "not ready"
-    sim_op *record; // a reference; NULL before the first
+    bool polled;      // a query of this record said "not ready"
+    sim_op *record;   // a reference; NULL before the first
+    uint64_t capture; // the recording in which it was recorded last; 0 for none
+    uint32_t node;    // ... after which node there
 } sim_event;
 
 /* NULL where the handle is dead; the caller says so with sim_bad_handle. */
@@ -100,15 +102,30 @@ sim_event_record(gm_sim *sim, gm_event handle, sim_stream *stream)
         return GM_DEVICE_ERROR(SIM_CODE_INVALID_HANDLE);
     }
     sim_op *record = NULL;
-    gm_status status =
-        sim_submit(sim, stream, &(sim_op){.kind = SIM_OP_RECORD}, &record);
-    if (status != GM_OK) {
-        return status;
+    if (stream->capture == NULL) {
+        gm_status status =
+            sim_submit(sim, stream, &(sim_work){.kind = SIM_OP_RECORD}, &record);
+        if (status != GM_OK) {
+            return status;
+        }
     }
     sim_op_unref(event->record);
     event->record = record;
     event->polled = false;
+    event->capture = stream->capture != NULL ? sim_capture_id(stream->capture) : 0;
+    event->node = stream->newest;
     return GM_OK;
+}
+
+/* A recorded event never happens itself: to ask for it spoils the recording. Any other
+ * a recording's mode may forbid. */
+static gm_status
+may_ask(gm_sim *sim, const sim_event *event)
+{
+    return event->capture == 0
+               ? sim_capture_allows(sim)
+               : sim_capture_spoil(sim_capture_find(sim, event->capture),
+                                   SIM_CODE_CAPTURED_EVENT);
 }
 
 gm_status
@@ -118,9 +135,17 @@ sim_event_wait(gm_sim *sim, gm_event handle, sim_stream *stream)
     if (event == NULL) {
         return sim_bad_handle(sim);
     }
+    if (event->capture != 0) {
+        sim_capture *capture = sim_capture_find(sim, event->capture);
+        return capture != NULL ? sim_capture_join(sim, stream, capture, event->node)
+                               : GM_DEVICE_ERROR(SIM_CODE_CAPTURED_EVENT);
+    }
+    if (stream->capture != NULL && event->record != NULL) {
+        return sim_capture_spoil(stream->capture, SIM_CODE_CAPTURE_ISOLATION);
+    }
     // Queued also where the event has happened: a wait on the legacy stream still puts
     // that stream in order with the blocking ones.
-    const sim_op work = {.kind = SIM_OP_WAIT, .record = event->record};
+    const sim_work work = {.kind = SIM_OP_WAIT, .record = event->record};
     return sim_submit(sim, stream, &work, NULL);
 }
 
@@ -130,6 +155,10 @@ sim_event_query(gm_sim *sim, gm_event handle)
     sim_event *event = find_event(sim, handle);
     if (event == NULL) {
         return sim_bad_handle(sim);
+    }
+    gm_status status = may_ask(sim, event);
+    if (status != GM_OK) {
+        return status;
     }
     if (!has_happened(event) && event->polled) {
         sim_run(sim, event->record->stream, event->record->number);
@@ -145,6 +174,10 @@ sim_event_synchronize(gm_sim *sim, gm_event handle)
     if (event == NULL) {
         return sim_bad_handle(sim);
     }
+    gm_status status = may_ask(sim, event);
+    if (status != GM_OK) {
+        return status;
+    }
     if (!has_happened(event)) {
         sim_run(sim, event->record->stream, event->record->number);
     }
@@ -159,6 +192,9 @@ sim_event_elapsed(gm_sim *sim, gm_event start, gm_event end, float *ms)
     const sim_event *second = find_event(sim, end);
     if (first == NULL || second == NULL) {
         return sim_bad_handle(sim);
+    }
+    if (first->capture != 0 || second->capture != 0) {
+        return GM_DEVICE_ERROR(SIM_CODE_CAPTURED_EVENT);
     }
     if (!first->timed || !second->timed || first->device != second->device ||
         first->record == NULL || second->record == NULL) {

@@ -32,9 +32,11 @@ sim_unref_unlock(gm_sim *sim)
 static void
 close_locked(gm_sim *sim)
 {
+    sim_captures_fini(sim);
     sim_events_fini(sim);
     sim_streams_fini(sim);
     sim_table_fini(&sim->streams);
+    sim_graphs_fini(sim);
     sim_pools_fini(sim);
     sim_memory_fini(sim);
     sim_log_fini(sim);
@@ -81,6 +83,8 @@ new_sim(void)
     sim_table_init(&sim->streams);
     sim_table_init(&sim->events);
     sim_table_init(&sim->pools);
+    sim_table_init(&sim->graphs);
+    sim_table_init(&sim->execs);
     return sim;
 fail:
     if (here != MAP_FAILED) {

@@ -187,6 +187,9 @@ sim_mem_alloc_async(
     if (stream->device != device) {
         return GM_DEVICE_ERROR(SIM_CODE_INVALID_VALUE);
     }
+    if (stream->capture != NULL) {
+        return sim_capture_spoil(stream->capture, SIM_CODE_CAPTURE_UNSUPPORTED);
+    }
     if (size > owner->memory.capacity) {
         return GM_ERR_OUT_OF_MEMORY; // also what rounding could not express
     }
@@ -222,9 +225,12 @@ sim_mem_free_async(gm_sim *sim, int device, uintptr_t ptr, sim_stream *stream)
         range->start != ptr) {
         return sim_bad_value(sim);
     }
+    if (stream->capture != NULL) {
+        return sim_capture_spoil(stream->capture, SIM_CODE_CAPTURE_UNSUPPORTED);
+    }
     sim_op *freed = NULL;
     gm_status status =
-        sim_submit(sim, stream, &(sim_op){.kind = SIM_OP_RECORD}, &freed);
+        sim_submit(sim, stream, &(sim_work){.kind = SIM_OP_RECORD}, &freed);
     if (status != GM_OK) {
         return status;
     }

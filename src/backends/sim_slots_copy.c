@@ -11,13 +11,16 @@
 static gm_status
 transfer_locked(gm_sim *sim,
                 gm_stream handle,
-                const sim_op *work,
+                const sim_work *work,
                 gm_copy_kind kind,
                 bool wait,
                 sim_stream **stream)
 {
-    gm_status status = sim_stream_find(sim, handle, stream);
+    gm_status status = sim_stream_use(sim, handle, stream);
 
+    if (status == GM_OK && wait) {
+        status = sim_capture_allows(sim);
+    }
     if (status == GM_OK) {
         status = work->kind == SIM_OP_COPY
                      ? sim_check_copy(sim, work->dst, work->src, work->size, kind)
@@ -36,7 +39,7 @@ static gm_status
 transfer(gm_sim *sim,
          sim_slot slot,
          gm_stream handle,
-         const sim_op *work,
+         const sim_work *work,
          gm_copy_kind kind,
          bool wait)
 {
@@ -54,7 +57,7 @@ transfer(gm_sim *sim,
 gm_status
 sim_slot_copy(void *self, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind)
 {
-    const sim_op work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
+    const sim_work work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
     return transfer(self, SIM_SLOT_copy, GM_STREAM_LEGACY, &work, kind, true);
 }
 
@@ -66,7 +69,7 @@ sim_slot_copy_async(void *self,
                     gm_copy_kind kind,
                     gm_stream stream)
 {
-    const sim_op work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
+    const sim_work work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
     return transfer(self, SIM_SLOT_copy_async, stream, &work, kind, false);
 }
 
@@ -80,21 +83,22 @@ sim_slot_copy_peer(void *self,
                    int src_device,
                    size_t size)
 {
-    const sim_op work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
+    const sim_work work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
     const sim_call call = {self, SIM_SLOT_copy_peer, dst_device, dst, size};
     gm_status status = sim_enter(&call);
     if (status != GM_OK) {
         return status;
     }
-    if (sim_has_device(self, dst_device) && sim_has_device(self, src_device)) {
-        sim_stream *stream = NULL;
+    sim_stream *stream = NULL;
+    if (!sim_has_device(self, dst_device) || !sim_has_device(self, src_device)) {
+        return sim_leave(&call, GM_ERR_INVALID_DEVICE);
+    }
+    status = sim_stream_use(self, GM_STREAM_LEGACY, &stream);
+    if (status == GM_OK) {
         sim_drain(self, src_device);
         sim_drain(self, dst_device);
         status = transfer_locked(self, GM_STREAM_LEGACY, &work,
                                  GM_COPY_DEVICE_TO_DEVICE, true, &stream);
-    }
-    else {
-        status = GM_ERR_INVALID_DEVICE;
     }
     return sim_leave(&call, status);
 }
@@ -108,7 +112,7 @@ sim_slot_copy_peer_async(void *self,
                          size_t size,
                          gm_stream stream)
 {
-    const sim_op work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
+    const sim_work work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
 
     if (!sim_has_device(self, dst_device) || !sim_has_device(self, src_device)) {
         return GM_ERR_INVALID_DEVICE;
@@ -120,13 +124,15 @@ sim_slot_copy_peer_async(void *self,
 gm_status
 sim_slot_set(void *self, uintptr_t dst, int value, size_t size)
 {
-    const sim_op work = {.kind = SIM_OP_SET, .dst = dst, .value = value, .size = size};
+    const sim_work work = {
+        .kind = SIM_OP_SET, .dst = dst, .value = value, .size = size};
     return transfer(self, SIM_SLOT_set, GM_STREAM_LEGACY, &work, GM_COPY_DEFAULT, true);
 }
 
 gm_status
 sim_slot_set_async(void *self, uintptr_t dst, int value, size_t size, gm_stream stream)
 {
-    const sim_op work = {.kind = SIM_OP_SET, .dst = dst, .value = value, .size = size};
+    const sim_work work = {
+        .kind = SIM_OP_SET, .dst = dst, .value = value, .size = size};
     return transfer(self, SIM_SLOT_set_async, stream, &work, GM_COPY_DEFAULT, false);
 }

@@ -47,12 +47,11 @@ sim_slot_device_synchronize(void *self, int device)
     if (status != GM_OK) {
         return status;
     }
-    if (sim_has_device(self, device)) {
+    status = sim_has_device(self, device) ? sim_capture_allows_wait(self, device)
+                                          : GM_ERR_INVALID_DEVICE;
+    if (status == GM_OK) {
         sim_drain(self, device);
         sim_pools_settle(self);
-    }
-    else {
-        status = GM_ERR_INVALID_DEVICE;
     }
     return sim_leave(&call, status);
 }

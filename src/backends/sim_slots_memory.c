@@ -60,7 +60,7 @@ sim_slot_mem_alloc_async(
     }
     sim_stream *stream = NULL;
     uintptr_t ptr = 0;
-    status = sim_stream_find(self, handle, &stream);
+    status = sim_stream_use(self, handle, &stream);
     if (status == GM_OK) {
         status = sim_mem_alloc_async(self, device, size, stream, &ptr);
     }
@@ -80,7 +80,7 @@ sim_slot_mem_free_async(void *self, int device, uintptr_t ptr, gm_stream handle)
         return status;
     }
     sim_stream *stream = NULL;
-    status = sim_stream_find(self, handle, &stream);
+    status = sim_stream_use(self, handle, &stream);
     if (status == GM_OK) {
         status = sim_mem_free_async(self, device, ptr, stream);
     }
@@ -162,7 +162,7 @@ sim_slot_mem_prefetch(
         return status;
     }
     sim_stream *stream = NULL;
-    status = sim_stream_find(self, handle, &stream);
+    status = sim_stream_use(self, handle, &stream);
     if (status == GM_OK) {
         status = sim_check_managed(self, ptr, size, device);
     }

@@ -24,16 +24,19 @@ sim_slot_stream_create(
     return sim_leave(&call, status);
 }
 
-/* Begins a call about a stream and finds that. With GM_OK there is a stream and the
- * lock is held; otherwise the call has ended. */
+/* Begins a call about a stream and finds that, with sim_stream_find or sim_stream_use.
+ * With GM_OK there is a stream and the lock is held; otherwise the call has ended. */
 static gm_status
-enter_stream(sim_call *call, gm_stream handle, sim_stream **out)
+enter_stream(sim_call *call,
+             gm_stream handle,
+             gm_status (*find)(gm_sim *sim, gm_stream handle, sim_stream **out),
+             sim_stream **out)
 {
     gm_status status = sim_enter(call);
     if (status != GM_OK) {
         return status;
     }
-    status = sim_stream_find(call->sim, handle, out);
+    status = find(call->sim, handle, out);
     if (status != GM_OK) {
         return sim_leave(call, status);
     }
@@ -59,7 +62,7 @@ sim_slot_stream_query(void *self, gm_stream handle)
 {
     sim_call call = {self, .slot = SIM_SLOT_stream_query, .ptr = handle};
     sim_stream *stream = NULL;
-    gm_status status = enter_stream(&call, handle, &stream);
+    gm_status status = enter_stream(&call, handle, sim_stream_use, &stream);
     if (status != GM_OK) {
         return status;
     }
@@ -71,9 +74,13 @@ sim_slot_stream_synchronize(void *self, gm_stream handle)
 {
     sim_call call = {self, .slot = SIM_SLOT_stream_synchronize, .ptr = handle};
     sim_stream *stream = NULL;
-    gm_status status = enter_stream(&call, handle, &stream);
+    gm_status status = enter_stream(&call, handle, sim_stream_use, &stream);
     if (status != GM_OK) {
         return status;
+    }
+    if (stream->capture != NULL) {
+        status = sim_capture_spoil(stream->capture, SIM_CODE_CAPTURE_UNSUPPORTED);
+        return sim_leave(&call, status);
     }
     sim_run(self, stream, stream->last);
     sim_pools_settle(self);
@@ -85,7 +92,7 @@ sim_slot_stream_wait_event(void *self, gm_stream handle, gm_event event)
 {
     sim_call call = {self, .slot = SIM_SLOT_stream_wait_event, .ptr = event};
     sim_stream *stream = NULL;
-    gm_status status = enter_stream(&call, handle, &stream);
+    gm_status status = enter_stream(&call, handle, sim_stream_use, &stream);
     if (status != GM_OK) {
         return status;
     }
@@ -97,7 +104,7 @@ sim_slot_stream_id(void *self, gm_stream handle, uint64_t *id)
 {
     sim_call call = {self, .slot = SIM_SLOT_stream_id, .ptr = handle};
     sim_stream *stream = NULL;
-    gm_status status = enter_stream(&call, handle, &stream);
+    gm_status status = enter_stream(&call, handle, sim_stream_find, &stream);
     if (status != GM_OK) {
         return status;
     }
@@ -127,7 +134,7 @@ sim_slot_stream_info(void *self, gm_stream handle, unsigned *flags, int *priorit
 {
     sim_call call = {self, .slot = SIM_SLOT_stream_info, .ptr = handle};
     sim_stream *stream = NULL;
-    gm_status status = enter_stream(&call, handle, &stream);
+    gm_status status = enter_stream(&call, handle, sim_stream_find, &stream);
     if (status != GM_OK) {
         return status;
     }
@@ -160,7 +167,7 @@ sim_slot_event_record(void *self, gm_event event, gm_stream handle)
 {
     sim_call call = {self, .slot = SIM_SLOT_event_record, .ptr = event};
     sim_stream *stream = NULL;
-    gm_status status = enter_stream(&call, handle, &stream);
+    gm_status status = enter_stream(&call, handle, sim_stream_use, &stream);
     if (status != GM_OK) {
         return status;
     }

@@ -37,25 +37,30 @@ void
 sim_op_unref(sim_op *op)
 {
     while (op != NULL && --op->refs == 0) {
-        sim_op *record = op->record; // a record has none itself: two rounds at most
+        sim_op *record = op->work.record; // has none itself: two rounds at most
+        sim_exec_unref(op->work.exec);
         gm_host_free(op);
         op = record;
     }
 }
 
 gm_status
-sim_submit(gm_sim *sim, sim_stream *stream, const sim_op *work, sim_op **kept)
+sim_submit(gm_sim *sim, sim_stream *stream, const sim_work *work, sim_op **kept)
 {
+    if (stream->capture != NULL) {
+        GM_ASSERT(kept == NULL);
+        return sim_capture_add(sim, stream, work, 0);
+    }
     sim_op *op = gm_host_alloc(sizeof *op);
     if (op == NULL) {
         return GM_ERR_HOST_MEMORY;
     }
-    *op = *work;
-    op->refs = 1;
-    op->number = ++sim->number;
-    op->stream = stream;
-    if (op->record != NULL) {
-        op->record->refs++;
+    *op = (sim_op){.work = *work, .refs = 1, .number = ++sim->number, .stream = stream};
+    if (work->record != NULL) {
+        work->record->refs++;
+    }
+    if (work->exec != NULL) {
+        sim_exec_ref(work->exec);
     }
     if (kept != NULL) {
         op->refs++;
@@ -73,33 +78,34 @@ sim_submit(gm_sim *sim, sim_stream *stream, const sim_op *work, sim_op **kept)
 
 /* Moves the bytes, unless what they lie in was freed since: a fault on a device, here
  * a counted error. */
-static void
-execute(gm_sim *sim, sim_op *op)
+void
+sim_execute(gm_sim *sim, const sim_work *work)
 {
-    switch (op->kind) {
+    switch (work->kind) {
     case SIM_OP_COPY:
-        if (!sim_range_usable(sim, op->dst, op->size, true, true) ||
-            !sim_range_usable(sim, op->src, op->size, true, true)) {
+        if (!sim_range_usable(sim, work->dst, work->size, true, true) ||
+            !sim_range_usable(sim, work->src, work->size, true, true)) {
             (void)sim_bad_value(sim); // queued long ago: nobody is here to be told
             break;
         }
-        memmove((void *)op->dst, (const void *)op->src, op->size);
-        sim->clock += LAUNCH_NS + op->size / LINK_BYTES_A_NS;
+        memmove((void *)work->dst, (const void *)work->src, work->size);
+        sim->clock += LAUNCH_NS + work->size / LINK_BYTES_A_NS;
         break;
     case SIM_OP_SET:
-        if (!sim_range_usable(sim, op->dst, op->size, false, true)) {
+        if (!sim_range_usable(sim, work->dst, work->size, false, true)) {
             (void)sim_bad_value(sim);
             break;
         }
-        memset((void *)op->dst, op->value & 0xff, op->size);
-        sim->clock += LAUNCH_NS + op->size / MEMORY_BYTES_A_NS;
+        memset((void *)work->dst, work->value & 0xff, work->size);
+        sim->clock += LAUNCH_NS + work->size / MEMORY_BYTES_A_NS;
+        break;
+    case SIM_OP_GRAPH:
+        sim_exec_run(sim, work->exec);
         break;
     case SIM_OP_RECORD:
     case SIM_OP_WAIT:
         break;
     }
-    op->time = sim->clock;
-    op->done = true;
 }
 
 /* Runs the head of a stream, which nothing blocks. */
@@ -113,7 +119,9 @@ run_head(gm_sim *sim, sim_stream *stream)
     }
     op->next = NULL;
     sim->ledger.pending--;
-    execute(sim, op);
+    sim_execute(sim, &op->work);
+    op->time = sim->clock;
+    op->done = true;
     sim_op_unref(op);
 }
 
@@ -128,10 +136,10 @@ has_before(const sim_stream *stream, uint64_t number)
 static sim_stream *
 find_blocker(const gm_sim *sim, const sim_op *op)
 {
-    if (op->record != NULL && !op->record->done) {
-        sim_stream *recording = op->record->stream;
-        recording->target = op->record->number;
-        return recording;
+    const sim_op *record = op->work.record;
+    if (record != NULL && !record->done) {
+        record->stream->target = record->number;
+        return record->stream;
     }
     if (!sim_stream_is_blocking(op->stream)) {
         return NULL;
@@ -252,6 +260,9 @@ sim_stream_new(gm_sim *sim, int device, unsigned flags, int priority)
 void
 sim_stream_end(gm_sim *sim, sim_stream *stream)
 {
+    if (stream->capture != NULL) {
+        sim_capture_leave(sim, stream);
+    }
     if (stream->head == NULL) {
         free_stream(sim, stream);
         return;
@@ -304,6 +315,20 @@ sim_stream_find(gm_sim *sim, gm_stream handle, sim_stream **out)
     return GM_OK;
 }
 
+gm_status
+sim_stream_use(gm_sim *sim, gm_stream handle, sim_stream **out)
+{
+    sim_stream *stream = NULL;
+    gm_status status = sim_stream_find(sim, handle, &stream);
+    if (status == GM_OK && sim->captures != NULL) {
+        status = sim_capture_allows_use(sim, stream);
+    }
+    if (status == GM_OK) {
+        *out = stream;
+    }
+    return status;
+}
+
 static int
 clamp_priority(int priority)
 {
@@ -352,6 +377,9 @@ sim_stream_destroy(gm_sim *sim, gm_stream handle)
 gm_status
 sim_stream_query(gm_sim *sim, sim_stream *stream)
 {
+    if (stream->capture != NULL) {
+        return sim_capture_spoil(stream->capture, SIM_CODE_CAPTURE_UNSUPPORTED);
+    }
     if (has_before(stream, stream->polled + 1)) {
         sim_run(sim, stream, stream->polled);
     }

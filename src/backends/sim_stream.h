@@ -5,6 +5,8 @@
  *
  *   sim_stream.c   streams, their queues, and the rule by which queued work runs
  *   sim_event.c    events
+ *   sim_capture.c  recording streams, and what that forbids
+ *   sim_graph.c    recorded work, and launching it
  */
 #ifndef GM_SIM_STREAM_H
 #define GM_SIM_STREAM_H
@@ -12,6 +14,8 @@
 #include "backends.h"
 
 typedef struct gm_sim gm_sim;
+typedef struct sim_capture sim_capture;
+typedef struct sim_exec sim_exec;
 typedef struct sim_op sim_op;
 typedef struct sim_stream sim_stream;
 
@@ -26,23 +30,30 @@ typedef enum sim_op_kind {
     SIM_OP_SET,
     SIM_OP_RECORD,
     SIM_OP_WAIT,
+    SIM_OP_GRAPH,
 } sim_op_kind;
 
-/* Queued work. Counted, because events and waits remember records. */
-struct sim_op {
+/* What to do. */
+typedef struct sim_work {
     sim_op_kind kind;
+    uintptr_t dst; // COPY, SET
+    uintptr_t src; // COPY
+    size_t size;
+    int value;      // SET
+    sim_op *record; // WAIT: NULL when the event had no record
+    sim_exec *exec; // GRAPH
+} sim_work;
+
+/* Queued work, with a reference to what it names. Counted, because events and waits
+ * remember records. */
+struct sim_op {
+    sim_work work;
     unsigned refs;
     uint64_t number; // order of queueing, over the whole instance
     sim_op *next;    // in its stream
     sim_stream *stream;
     bool done;
     uint64_t time; // done: nanoseconds on the virtual clock
-
-    uintptr_t dst; // COPY, SET
-    uintptr_t src; // COPY
-    size_t size;
-    int value;      // SET
-    sim_op *record; // WAIT: a reference; NULL when the event had no record
 };
 
 struct sim_stream {
@@ -57,6 +68,9 @@ struct sim_stream {
     uint64_t polled;  // a query saw the queue up to this number and said "not ready"
     sim_stream *next; // of the device
     sim_stream *prev;
+
+    sim_capture *capture; // the recording that it is part of
+    uint32_t newest;      // ... and its newest node there, counted from 1
 
     // While sim_run works: how far this stream must get, and for whom.
     uint64_t target;
@@ -82,18 +96,25 @@ GM_MUST_CHECK gm_status sim_stream_find(gm_sim *sim,
                                         gm_stream handle,
                                         sim_stream **out);
 
+/* The same for a stream that is to be given work or waited for: not one whose recording
+ * is spoilt, nor the legacy stream while a blocking stream of its device records. */
+GM_MUST_CHECK gm_status sim_stream_use(gm_sim *sim, gm_stream handle, sim_stream **out);
+
 gm_status sim_stream_create(
     gm_sim *sim, int device, unsigned flags, int priority, gm_stream *out);
 gm_status sim_stream_destroy(gm_sim *sim, gm_stream handle);
 gm_status sim_stream_query(gm_sim *sim, sim_stream *stream);
 
-/* Queues what `*work` says (kind and operands; a WAIT's record gains a reference).
- * *kept, where asked for, is a reference to the queued operation. GM_ERR_HOST_MEMORY.
- */
+/* Queues work, or adds it to the stream's recording. *kept, where asked for, is a
+ * reference to the queued operation, and then the stream does not record.
+ * GM_ERR_HOST_MEMORY. */
 GM_MUST_CHECK gm_status sim_submit(gm_sim *sim,
                                    sim_stream *stream,
-                                   const sim_op *work,
+                                   const sim_work *work,
                                    sim_op **kept);
+
+/* Does work now. */
+void sim_execute(gm_sim *sim, const sim_work *work);
 
 /* Runs a stream up to operation `number`, and first all that this waits for. */
 void sim_run(gm_sim *sim, sim_stream *stream, uint64_t number);
@@ -117,5 +138,72 @@ gm_status sim_event_query(gm_sim *sim, gm_event handle);
 gm_status sim_event_synchronize(gm_sim *sim, gm_event handle);
 gm_status sim_event_elapsed(gm_sim *sim, gm_event start, gm_event end, float *ms);
 void sim_events_fini(gm_sim *sim);
+
+/* ---- sim_capture.c ---- */
+
+/* One piece of recorded work. It comes after up to two others: the one before it in its
+ * stream, and the one that a wait is for; both counted from 1, 0 for none. */
+typedef struct sim_node {
+    sim_work work;
+    uint32_t after[2];
+
+    // While a walk through the nodes goes on.
+    bool seen;
+    uint32_t from;
+} sim_node;
+
+gm_status sim_capture_begin(gm_sim *sim, gm_stream handle, gm_capture_mode mode);
+gm_status sim_capture_end(gm_sim *sim, gm_stream handle, gm_graph *out);
+gm_status
+sim_capture_info(gm_sim *sim, gm_stream handle, gm_capture_state *state, uint64_t *id);
+
+/* The recording of a number; NULL when it has ended. */
+sim_capture *sim_capture_find(const gm_sim *sim, uint64_t id);
+uint64_t sim_capture_id(const sim_capture *capture);
+
+/* Adds work to a stream's recording, after its newest node and node `after`.
+ * GM_ERR_HOST_MEMORY. */
+GM_MUST_CHECK gm_status sim_capture_add(gm_sim *sim,
+                                        sim_stream *stream,
+                                        const sim_work *work,
+                                        uint32_t after);
+
+/* Makes a stream wait for a node of a recording, which it joins. */
+gm_status
+sim_capture_join(gm_sim *sim, sim_stream *stream, sim_capture *capture, uint32_t node);
+
+/* Spoils a recording, if there is one, and hands the code on as a status. */
+gm_status sim_capture_spoil(sim_capture *capture, int code);
+
+/* Whether calls that a recording may forbid are allowed to the calling thread; spoils
+ * the recordings that forbid them. */
+gm_status sim_capture_allows(gm_sim *sim);
+
+/* Whether a stream may be used; and a device waited for. */
+gm_status sim_capture_allows_use(gm_sim *sim, const sim_stream *stream);
+gm_status sim_capture_allows_wait(gm_sim *sim, int device);
+
+/* A stream ends: what it records is spoilt, and dropped with the stream it began in. */
+void sim_capture_leave(gm_sim *sim, sim_stream *stream);
+void sim_captures_fini(gm_sim *sim);
+
+/* ---- sim_graph.c ---- */
+
+/* A graph of `nodes`, which go over to it, and are freed without host memory. */
+GM_MUST_CHECK gm_status
+sim_graph_new(gm_sim *sim, int device, sim_node *nodes, uint32_t count, gm_graph *out);
+
+gm_status sim_graph_instantiate(gm_sim *sim, gm_graph handle, gm_graph_exec *out);
+gm_status sim_graph_launch(gm_sim *sim, gm_graph_exec handle, sim_stream *stream);
+gm_status sim_graph_upload(gm_sim *sim, gm_graph_exec handle, sim_stream *stream);
+gm_status sim_graph_debug_dot(gm_sim *sim, gm_graph handle, const char *path);
+gm_status sim_graph_destroy(gm_sim *sim, gm_graph handle);
+gm_status sim_graph_exec_destroy(gm_sim *sim, gm_graph_exec handle);
+void sim_graphs_fini(gm_sim *sim);
+
+/* The work of a graph, in order; dropping a reference to it, NULL accepted. */
+void sim_exec_run(gm_sim *sim, const sim_exec *exec);
+void sim_exec_ref(sim_exec *exec);
+void sim_exec_unref(sim_exec *exec);
 
 #endif

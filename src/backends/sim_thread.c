@@ -14,6 +14,7 @@
 
 typedef struct sim_thread {
     gm_sim *sim;                         // a reference
+    uint64_t number;                     // of the thread
     int device;                          // current; touched by its thread alone
     sim_stream *own[GM_SIM_MAX_DEVICES]; // GM_STREAM_PER_THREAD, made when first used
 } sim_thread;
@@ -39,6 +40,7 @@ get_record(gm_sim *sim)
         return NULL;
     }
     record->sim = sim;
+    record->number = sim_next_serial();
     sim->refs++;
     return record;
 }
@@ -51,6 +53,17 @@ sim_thread_set_device(gm_sim *sim, int device)
         return GM_ERR_HOST_MEMORY;
     }
     record->device = device;
+    return GM_OK;
+}
+
+gm_status
+sim_thread_number(gm_sim *sim, uint64_t *number)
+{
+    const sim_thread *record = get_record(sim);
+    if (record == NULL) {
+        return GM_ERR_HOST_MEMORY;
+    }
+    *number = record->number;
     return GM_OK;
 }
 

@@ -39,10 +39,11 @@ testing_ledger(PyObject *module, PyObject *Py_UNUSED(ignored))
     }
     gm_sim_read_ledger(sim, &ledger);
     return Py_BuildValue(
-        "{s:n,s:n,s:n,s:n,s:n,s:n,s:n}", "allocations", (Py_ssize_t)ledger.allocations,
-        "bytes", (Py_ssize_t)ledger.bytes, "streams", (Py_ssize_t)ledger.streams,
-        "events", (Py_ssize_t)ledger.events, "pending", (Py_ssize_t)ledger.pending,
-        "errors", (Py_ssize_t)ledger.errors, "peak_bytes",
+        "{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n}", "allocations",
+        (Py_ssize_t)ledger.allocations, "bytes", (Py_ssize_t)ledger.bytes, "streams",
+        (Py_ssize_t)ledger.streams, "events", (Py_ssize_t)ledger.events, "graphs",
+        (Py_ssize_t)ledger.graphs, "captures", (Py_ssize_t)ledger.captures, "pending",
+        (Py_ssize_t)ledger.pending, "errors", (Py_ssize_t)ledger.errors, "peak_bytes",
         (Py_ssize_t)ledger.peak_bytes);
 }
 

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * How instances of the simulated device live and what they tell: the ledger, the log,
- * several instances at once, threads, forks, and a host without memory.
+ * several instances at once, threads and forks.
  */
 #include "device.h"
-
-#include "core/gm_process.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -307,85 +305,4 @@ TEST(sim_is_gone_in_a_forked_child)
     give(b, GM_MEM_DEVICE, ptr);
     check_ledger_is_empty(b);
     gm_backend_close(b);
-}
-
-/* ---- a host without memory ---- */
-
-typedef struct countdown {
-    int left; // allocations that still succeed
-} countdown;
-
-static bool
-fail_when_down(void *context, size_t size)
-{
-    (void)size;
-    countdown *count = context;
-    return count->left-- == 0;
-}
-
-/* Work that allocates host memory in every way the device does. Whatever fails, fails
- * cleanly: the rest goes on, and is given back at the end. */
-static gm_status
-use_everything(void)
-{
-    const gm_sim_options options = {.devices = 2, .memory = 2 * MIB};
-    gm_backend *b = NULL;
-    gm_status first = gm_backend_sim_open(&options, &b);
-    if (first != GM_OK) {
-        return first;
-    }
-    uintptr_t ptr = 0;
-    gm_stream stream = 0;
-    gm_event event = 0;
-    gm_sim_log_start(b);
-    const gm_status statuses[] = {
-        gm_backend_device_set(b, 0),
-        gm_backend_mem_alloc(b, 0, GM_MEM_DEVICE, 1000, &ptr),
-        gm_backend_stream_create(b, 0, 0, 0, &stream),
-        gm_backend_event_create(b, 0, 0, &event),
-        ptr == 0 ? GM_OK : gm_backend_set(b, ptr, 1, 1000),
-        ptr == 0 ? GM_OK : gm_backend_set_async(b, ptr, 1, 1000, GM_STREAM_PER_THREAD),
-        event == 0 ? GM_OK : gm_backend_event_record(b, event, stream),
-        event == 0 ? GM_OK : gm_backend_stream_wait_event(b, stream, event),
-    };
-    for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++) {
-        if (first == GM_OK) {
-            first = statuses[i];
-        }
-    }
-    // Giving back needs no memory.
-    CHECK_EQ(gm_backend_device_synchronize(b, 0), GM_OK);
-    if (event != 0) {
-        CHECK_EQ(gm_backend_event_destroy(b, event), GM_OK);
-    }
-    if (stream != 0) {
-        CHECK_EQ(gm_backend_stream_destroy(b, stream), GM_OK);
-    }
-    if (ptr != 0) {
-        CHECK_EQ(gm_backend_mem_free(b, 0, GM_MEM_DEVICE, ptr), GM_OK);
-    }
-    check_ledger_is_empty(b);
-    CHECK_EQ(read_ledger(b).errors, 0);
-    gm_backend_close(b);
-    return first;
-}
-
-TEST(sim_survives_a_host_without_memory)
-{
-    int failed = 0;
-    for (int n = 0;; n++) {
-        countdown count = {.left = n};
-        harness_note("host allocation %d", n);
-        gm_host_set_fault(fail_when_down, &count);
-        gm_status status = use_everything();
-        gm_host_set_fault(NULL, NULL);
-        if (count.left >= 0) { // nothing was made to fail any more
-            CHECK_EQ(status, GM_OK);
-            break;
-        }
-        // A log entry alone may be lost in silence.
-        CHECK(status == GM_ERR_HOST_MEMORY || status == GM_OK);
-        failed += status == GM_ERR_HOST_MEMORY;
-    }
-    CHECK(failed > 10); // the loop reached the device's inside
 }
