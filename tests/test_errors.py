@@ -223,7 +223,13 @@ def test_a_refused_request_leaves_the_counters(pool):
 
 
 @pytest.mark.parametrize(
-    "what", ["gpumem.malloc(512)", "gpumem.MemoryPool().malloc(512)"]
+    "what",
+    [
+        "gpumem.malloc(512)",
+        "gpumem.MemoryPool().malloc(512)",
+        "gpumem.malloc_pinned(512)",
+        "gpumem.PinnedMemoryPool().malloc(512)",
+    ],
 )
 def test_a_failure_to_free_is_reported_and_not_raised(script, what):
     code = f"""

@@ -107,6 +107,48 @@ ENTRIES = {
         "mem.prefetch(None); mem.advise(1, device=0)",
         "",
     ),
+    "PinnedMemory": (
+        "mem = gpumem.PinnedMemory(10**6, 1)\n"
+        "p = gpumem.PinnedMemoryPointer(mem, 300) + 300; p -= 300; p += 1\n"
+        "repr(p), int(p), p.size(), gpumem.is_memory_pinned(p)\n"
+        "view = memoryview(p); view.release(); gpumem.malloc_pinned(10**6)",
+        "",
+    ),
+    "PinnedMemory refused": (
+        "try: gpumem.PinnedMemory(10, 8)\nexcept ValueError: pass\n"
+        "try: gpumem.PinnedMemoryPointer(None, 0)\nexcept TypeError: pass\n"
+        "try: memoryview(outside)\nexcept ValueError: pass\n"
+        "try: gpumem.is_memory_pinned(2**64)\nexcept OverflowError: pass",
+        "outside = gpumem.malloc_pinned(10) + 11",
+    ),
+    "a pool of pinned memory": (
+        "made = gpumem.PinnedMemoryPool(); p = made.malloc(10**6); made.malloc(0)\n"
+        "view = memoryview(p); p.mem.pool(); p.mem.free(); view.release()\n"
+        "made.free_all_blocks(); made.set_limit(fraction=0.5); made.stats()",
+        "",
+    ),
+    "a pool of pinned memory over a function": (
+        "over = gpumem.PinnedMemoryPool(take); p = over.malloc(10**6)\n"
+        "over.malloc(UNIT); del over; bytes(p)",
+        "def take(size): return gpumem.malloc_pinned(size)",
+    ),
+    "want of pinned memory": (
+        "try: made.malloc(10**6)\nexcept gpumem.OutOfMemoryError: pass",
+        "made = gpumem.PinnedMemoryPool(); made.set_limit(size=10**5)",
+    ),
+    "the allocator of pinned memory": (
+        "gpumem.set_pinned_memory_allocator(made.malloc)\n"
+        "gpumem.alloc_pinned_memory(10**6); gpumem.get_pinned_memory_allocator()\n"
+        "gpumem.set_pinned_memory_allocator(None); gpumem.alloc_pinned_memory(size=1)",
+        "made = gpumem.PinnedMemoryPool()\n"
+        "def clean_up():\n"
+        "    gpumem.set_pinned_memory_allocator(); made.free_all_blocks()",
+    ),
+    "the default pools": (
+        "gpumem.use_default_memory_pool(); gpumem.alloc(10**6)\n"
+        "gpumem.get_default_memory_pool(); gpumem.get_default_pinned_memory_pool()",
+        "def clean_up(): gpumem.get_default_memory_pool().free_all_blocks()",
+    ),
     "UnownedMemory": (
         "mem = gpumem.UnownedMemory(ptr=raw.ptr, size=10**6, owner=[raw])\n"
         "gpumem.MemoryPointer(mem, 10); mem._owner",

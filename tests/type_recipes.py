@@ -16,6 +16,7 @@ BASETYPE = 1 << 10  # Py_TPFLAGS_BASETYPE
 
 POOL = gpumem.MemoryPool()
 DEVICE_POOL = gpumem.SingleDeviceMemoryPool()
+PINNED_POOL = gpumem.PinnedMemoryPool()
 
 C_MALLOC = ctypes.CFUNCTYPE(
     ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
@@ -53,6 +54,7 @@ def takes_subclasses(cls):
 def empty_pools():
     POOL.free_all_blocks()
     DEVICE_POOL.free_all_blocks()
+    PINNED_POOL.free_all_blocks()
 
 
 def refused(cls):
@@ -79,6 +81,27 @@ def pointer(cls):
 def memory_pool(cls):
     pool = cls()
     pool.malloc(UNIT)
+    over = cls(pool.malloc)
+    return over.malloc(UNIT), over.malloc(0), over.stats()
+
+
+def pooled_pinned(cls):
+    memoryview(PINNED_POOL.malloc(UNIT)).release()
+    view = memoryview(pinned := PINNED_POOL.malloc(UNIT))
+    pinned.mem.free()
+    view.release()
+    refused(cls)
+
+
+def pinned_pointer(cls):
+    made = cls(gpumem.PinnedMemory(UNIT), 0)
+    made += 8
+    pooled = cls(PINNED_POOL.malloc(UNIT).mem, 1)
+    return bytes(made), made + 8, memoryview(pooled), pooled.size()
+
+
+def pinned_pool(cls):
+    pool = cls()
     over = cls(pool.malloc)
     return over.malloc(UNIT), over.malloc(0), over.stats()
 
@@ -164,6 +187,14 @@ RECIPES = {
     "gpumem.Memory": lambda cls: (cls(UNIT), cls(0), gpumem.malloc(UNIT)),
     "gpumem.ManagedMemory": lambda cls: (cls(UNIT), gpumem.malloc_managed(UNIT)),
     "gpumem.UnownedMemory": lambda cls: cls(0x1000, UNIT, object(), 0),
+    "gpumem.PinnedMemory": lambda cls: (
+        cls(UNIT),
+        cls(0, 1),
+        gpumem.malloc_pinned(UNIT),
+    ),
+    "gpumem.PooledPinnedMemory": pooled_pinned,
+    "gpumem.PinnedMemoryPointer": pinned_pointer,
+    "gpumem.PinnedMemoryPool": pinned_pool,
     "gpumem.CFunctionAllocatorMemory": lambda cls: cls(
         UNIT, 0, *C_FUNCTIONS, 0, owner=object()
     ),

@@ -12,48 +12,45 @@
  */
 #include "module.h"
 
-/* The allocator of the calling thread: new reference. */
-static PyObject *
-current_allocator(gmpy_state *st)
+PyObject *
+gmpy_get_allocator(gmpy_state *st, PyObject **place)
 {
-    const gmpy_thread *thread = gmpy_settings(st);
-    PyObject *allocator = thread ? thread->allocator : NULL;
-
-    if (allocator) {
-        return Py_NewRef(allocator);
-    }
 #ifdef Py_GIL_DISABLED
+    PyObject *allocator;
+
     PyMutex_Lock(&st->allocator_lock);
-    allocator = Py_NewRef(st->allocator);
+    allocator = Py_NewRef(*place);
     PyMutex_Unlock(&st->allocator_lock);
     return allocator;
 #else
-    return Py_NewRef(st->allocator);
+    (void)st;
+    return Py_NewRef(*place);
 #endif
 }
 
-static void
-set_global_allocator(gmpy_state *st, PyObject *allocator)
+void
+gmpy_set_allocator(gmpy_state *st, PyObject **place, PyObject *allocator)
 {
     PyObject *before;
 
 #ifdef Py_GIL_DISABLED
     PyMutex_Lock(&st->allocator_lock);
 #endif
-    before = st->allocator;
-    st->allocator = Py_NewRef(allocator);
+    before = *place;
+    *place = Py_NewRef(allocator);
 #ifdef Py_GIL_DISABLED
     PyMutex_Unlock(&st->allocator_lock);
+#else
+    (void)st;
 #endif
     Py_DECREF(before); // may run Python code, so after the change is complete
 }
 
-/* An `allocator` argument: borrowed; None and nothing are the raw allocator. */
-static PyObject *
-as_allocator(gmpy_state *st, PyObject *arg)
+PyObject *
+gmpy_as_allocator(PyObject *arg, PyObject *raw)
 {
     if (!arg || arg == Py_None) {
-        return st->raw_malloc;
+        return raw;
     }
     if (!PyCallable_Check(arg)) {
         return PyErr_Format(PyExc_TypeError,
@@ -61,6 +58,27 @@ as_allocator(gmpy_state *st, PyObject *arg)
                             Py_TYPE(arg)->tp_name);
     }
     return arg;
+}
+
+int
+gmpy_check_no_scope(const char *name)
+{
+    if (gmpy_this_thread.allocator) {
+        PyErr_Format(PyExc_ValueError, "%s cannot be called inside using_allocator",
+                     name);
+        return -1;
+    }
+    return 0;
+}
+
+/* The allocator of the calling thread: new reference. */
+static PyObject *
+current_allocator(gmpy_state *st)
+{
+    const gmpy_thread *thread = gmpy_settings(st);
+    PyObject *allocator = thread ? thread->allocator : NULL;
+
+    return allocator ? Py_NewRef(allocator) : gmpy_get_allocator(st, &st->allocator);
 }
 
 PyDoc_STRVAR(
@@ -149,19 +167,15 @@ allocator_set(PyObject *module,
     PyObject *given[1];
     PyObject *allocator;
 
-    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0) {
+    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
+        gmpy_check_no_scope("set_allocator") < 0) {
         return NULL;
     }
-    if (gmpy_this_thread.allocator) {
-        PyErr_SetString(PyExc_ValueError,
-                        "set_allocator cannot be called inside using_allocator");
-        return NULL;
-    }
-    allocator = as_allocator(st, given[0]);
+    allocator = gmpy_as_allocator(given[0], st->raw_malloc);
     if (!allocator) {
         return NULL;
     }
-    set_global_allocator(st, allocator);
+    gmpy_set_allocator(st, &st->allocator, allocator);
     Py_RETURN_NONE;
 }
 

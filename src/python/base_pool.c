@@ -7,6 +7,7 @@
  * Threading: everything may be called from any thread. Anything that may wait, for a
  * lock or a device, runs detached from the interpreter.
  */
+#include "hooks.h"
 #include "stream.h"
 
 /* ---- allocating ---- */
@@ -53,12 +54,11 @@ raise_failed(gmpy_state *st, gm_pool *pool, const gm_request *request, gm_status
     }
 }
 
-/* The way of a request that the cache could not serve at once. */
-GM_COLD static int
-pool_malloc_slow(gmpy_state *st,
-                 gm_pool *pool,
-                 const gm_request *request,
-                 gm_block **out)
+GM_COLD int
+gmpy_pool_malloc_slow(gmpy_state *st,
+                      gm_pool *pool,
+                      const gm_request *request,
+                      gm_block **out)
 {
     const gm_rescue rescue = {.collect = collect_garbage};
     gm_status status;
@@ -99,7 +99,7 @@ pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
         if (size == 0) {
             return empty_pointer(st, device);
         }
-        if (pool_malloc_slow(st, pool, &request, &block) < 0) {
+        if (gmpy_pool_malloc_slow(st, pool, &request, &block) < 0) {
             return NULL;
         }
     }

@@ -52,8 +52,10 @@ device_pool_find(gmpy_any_pool *any, bool Py_UNUSED(make), gm_pool **out, int *d
     return 1;
 }
 
-static PyObject *
-device_pool_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kw))
+PyObject *
+gmpy_device_pool_alloc(PyTypeObject *type,
+                       PyObject *Py_UNUSED(args),
+                       PyObject *Py_UNUSED(kw))
 {
     PyObject *module = PyType_GetModuleByDef(type, &gmpy_module_def);
     gmpy_device_pool *self =
@@ -62,18 +64,19 @@ device_pool_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUS
     if (self) {
         self->any.st = gmpy_state_of_module(module);
         self->any.find = device_pool_find;
-        self->device = -1;
+        self->device = GMPY_DEVICE_UNSET;
     }
     return (PyObject *)self;
 }
 
-static int
-device_pool_open(gmpy_device_pool *self, int device, PyObject *callable)
+int
+gmpy_device_pool_open(gmpy_device_pool *self, int device, PyObject *callable)
 {
     PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &gmpy_module_def);
-    size_t limit;
+    size_t limit = 0;
 
-    if (!module || gmpy_default_limit(self->any.st, device, &limit) < 0 ||
+    if (!module ||
+        (device >= 0 && gmpy_default_limit(self->any.st, device, &limit) < 0) ||
         gmpy_pool_new(self->any.st, module, device, callable, &self->pool) < 0) {
         return -1;
     }
@@ -87,9 +90,9 @@ PyObject *
 gmpy_device_pool_new(gmpy_state *st, int device, PyObject *callable)
 {
     PyObject *self =
-        device_pool_new(gmpy_type(st->SingleDeviceMemoryPoolType), NULL, NULL);
+        gmpy_device_pool_alloc(gmpy_type(st->SingleDeviceMemoryPoolType), NULL, NULL);
 
-    if (self && device_pool_open((gmpy_device_pool *)self, device, callable) < 0) {
+    if (self && gmpy_device_pool_open((gmpy_device_pool *)self, device, callable) < 0) {
         Py_CLEAR(self);
     }
     return self;
@@ -116,11 +119,11 @@ device_pool_init(PyObject *op, PyObject *args, PyObject *kwargs)
         return -1;
     }
     device = gmpy_current_device(st);
-    return device < 0 ? -1 : device_pool_open(self, device, callable);
+    return device < 0 ? -1 : gmpy_device_pool_open(self, device, callable);
 }
 
-static int
-device_pool_traverse(PyObject *op, visitproc visit, void *arg)
+int
+gmpy_device_pool_traverse(PyObject *op, visitproc visit, void *arg)
 {
     gmpy_device_pool *self = (gmpy_device_pool *)op;
 
@@ -129,8 +132,8 @@ device_pool_traverse(PyObject *op, visitproc visit, void *arg)
                       : 0;
 }
 
-static int
-device_pool_clear(PyObject *op)
+int
+gmpy_device_pool_clear(PyObject *op)
 {
     gmpy_device_pool *self = (gmpy_device_pool *)op;
     gm_pool *pool = self->pool;
@@ -145,8 +148,8 @@ device_pool_clear(PyObject *op)
 
 /* Before the collector takes a cycle apart, so that what frees its memory still works.
  */
-static void
-device_pool_finalize(PyObject *op)
+void
+gmpy_device_pool_finalize(PyObject *op)
 {
     gm_pool *pool = ((gmpy_device_pool *)op)->pool;
     GMPY_TAKE_ERROR(pending);
@@ -159,8 +162,8 @@ device_pool_finalize(PyObject *op)
     GMPY_GIVE_ERROR(pending);
 }
 
-static void
-device_pool_dealloc(PyObject *op)
+void
+gmpy_device_pool_dealloc(PyObject *op)
 {
     gmpy_device_pool *self = (gmpy_device_pool *)op;
     PyTypeObject *type = Py_TYPE(op);
@@ -173,7 +176,7 @@ device_pool_dealloc(PyObject *op)
     if (self->weakrefs) {
         PyObject_ClearWeakRefs(op);
     }
-    (void)device_pool_clear(op);
+    (void)gmpy_device_pool_clear(op);
     GMPY_GIVE_ERROR(pending);
     type->tp_free(op);
     Py_DECREF(type);
@@ -286,11 +289,16 @@ static PyMemberDef device_pool_members[] = {
 };
 
 static PyType_Slot device_pool_slots[] = {
-    {Py_tp_doc, (void *)device_pool_doc},   {Py_tp_new, device_pool_new},
-    {Py_tp_init, device_pool_init},         {Py_tp_dealloc, device_pool_dealloc},
-    {Py_tp_finalize, device_pool_finalize}, {Py_tp_traverse, device_pool_traverse},
-    {Py_tp_clear, device_pool_clear},       {Py_tp_methods, device_pool_methods},
-    {Py_tp_members, device_pool_members},   {0, NULL},
+    {Py_tp_doc, (void *)device_pool_doc},
+    {Py_tp_new, gmpy_device_pool_alloc},
+    {Py_tp_init, device_pool_init},
+    {Py_tp_dealloc, gmpy_device_pool_dealloc},
+    {Py_tp_finalize, gmpy_device_pool_finalize},
+    {Py_tp_traverse, gmpy_device_pool_traverse},
+    {Py_tp_clear, gmpy_device_pool_clear},
+    {Py_tp_methods, device_pool_methods},
+    {Py_tp_members, device_pool_members},
+    {0, NULL},
 };
 
 static PyType_Spec device_pool_spec = {

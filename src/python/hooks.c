@@ -31,6 +31,7 @@
  * freed in an exiting or a forked process is left as it is, and no hook is told.
  */
 #include "module.h"
+#include "hooks.h"
 
 static bool
 is_among(PyObject *list, PyObject *hook)

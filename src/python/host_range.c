@@ -14,6 +14,7 @@
  * Threading: a range belongs to one call. Making one may run Python code.
  */
 #include "module.h"
+#include "pointer.h"
 
 #include <string.h> // memcpy
 

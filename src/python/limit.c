@@ -11,6 +11,7 @@
 
 #include <stdlib.h> // getenv
 #include <string.h> // strlen
+#include <unistd.h> // sysconf
 
 #define LIMIT_FORMS GMPY_SIZE_FORMS ", or a percentage from 0% to 100%"
 
@@ -35,18 +36,33 @@ limit_from_size(PyObject *arg, size_t *out)
     return 0;
 }
 
+/* What a fraction is of: the device's memory, or the host's. 0 or -1. */
 static int
-limit_of_fraction(gmpy_state *st, int device, double fraction, size_t *out)
+total_memory(gmpy_state *st, int device, size_t *out)
 {
     size_t free_bytes = 0;
-    size_t total_bytes = 0;
     gm_status status;
 
+    if (device == GMPY_DEVICE_HOST) {
+        *out = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+        return 0;
+    }
     Py_BEGIN_ALLOW_THREADS
-    status = gm_backend_mem_info(st->backend, device, &free_bytes, &total_bytes);
+    status = gm_backend_mem_info(st->backend, device, &free_bytes, out);
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         gmpy_raise(st, status, "asking for the device's memory");
+        return -1;
+    }
+    return 0;
+}
+
+static int
+limit_of_fraction(gmpy_state *st, int device, double fraction, size_t *out)
+{
+    size_t total_bytes = 0;
+
+    if (total_memory(st, device, &total_bytes) < 0) {
         return -1;
     }
     *out = (size_t)(fraction * (double)total_bytes);

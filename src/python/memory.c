@@ -4,10 +4,10 @@
  * from the device.
  *
  * ptr, size and device_id of a BaseMemory can be written from Python, as in the pool
- * this one follows, so that tests and wrappers can stand in for memory; those of a
- * PooledMemory cannot. What a Memory
- * frees is what it allocated, remembered apart, and only while ptr is not 0: a wrong
- * ptr or device_id never reaches the device, and a ptr of 0 gives the memory up.
+ * this one follows, so that tests and wrappers can stand in for memory; those of pooled
+ * memory cannot. What a Memory frees is what it allocated, remembered apart, and only
+ * while ptr is not 0: a wrong ptr or device_id never reaches the device, and a ptr of 0
+ * gives the memory up.
  *
  * Threading: objects do not change after construction unless Python code writes to
  * them. The device calls run without the interpreter.
@@ -31,14 +31,22 @@ PyDoc_STRVAR(base_memory_doc,
              "    size (int): length in bytes.\n"
              "    device_id (int): number of the device.");
 
-/* 0 where the attributes can be written: not those of a PooledMemory, also not through
+/* 0 where the attributes can be written: not those of pooled memory, also not through
  * this type's descriptors, since copies are checked against them. Else -1. */
 static int
 base_memory_check_writable(PyObject *self, const char *name)
 {
-    if (Py_IS_TYPE(self, gmpy_type(gmpy_state_of(self)->PooledMemoryType))) {
-        PyErr_Format(PyExc_AttributeError, "%s of a PooledMemory cannot be written",
-                     name);
+    const gmpy_state *st = gmpy_state_of(self);
+    const char *type = NULL;
+
+    if (Py_IS_TYPE(self, gmpy_type(st->PooledMemoryType))) {
+        type = "PooledMemory";
+    }
+    else if (Py_IS_TYPE(self, gmpy_type(st->PooledPinnedMemoryType))) {
+        type = "PooledPinnedMemory";
+    }
+    if (type) {
+        PyErr_Format(PyExc_AttributeError, "%s of a %s cannot be written", name, type);
         return -1;
     }
     return 0;
@@ -139,6 +147,16 @@ static PyType_Spec base_memory_spec = {
 
 /* ---- memory of the device's own kinds ---- */
 
+/* What an operation is called in errors. */
+static const char *
+what(gm_mem_kind kind, bool freeing)
+{
+    if (kind == GM_MEM_PINNED || kind == GM_MEM_WRITE_COMBINED) {
+        return freeing ? "freeing pinned memory" : "allocating pinned memory";
+    }
+    return freeing ? "freeing device memory" : "allocating device memory";
+}
+
 /* Gives back what is held, if anything. Keeps the pending exception. */
 static void
 owned_memory_release(gmpy_owned_memory *mem)
@@ -154,7 +172,7 @@ owned_memory_release(gmpy_owned_memory *mem)
     status = gm_backend_mem_free(mem->st->backend, mem->owned_device, mem->kind, owned);
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
-        gmpy_unraisable(mem->st, status, "freeing device memory");
+        gmpy_unraisable(mem->st, status, what(mem->kind, true));
     }
 }
 
@@ -170,7 +188,7 @@ owned_memory_take(gmpy_owned_memory *mem, gmpy_state *st, gm_mem_kind kind, size
         return -1;
     }
     if (gm_process_is_forked()) {
-        gmpy_raise(st, GM_ERR_FORKED, "allocating device memory");
+        gmpy_raise(st, GM_ERR_FORKED, what(kind, false));
         return -1;
     }
     device = gmpy_current_device(st);
@@ -182,7 +200,7 @@ owned_memory_take(gmpy_owned_memory *mem, gmpy_state *st, gm_mem_kind kind, size
         status = gm_backend_mem_alloc(backend, device, kind, size, &ptr);
         Py_END_ALLOW_THREADS
         if (status != GM_OK) {
-            gmpy_raise(st, status, "allocating device memory");
+            gmpy_raise(st, status, what(kind, false));
             return -1;
         }
     }
@@ -197,13 +215,24 @@ owned_memory_take(gmpy_owned_memory *mem, gmpy_state *st, gm_mem_kind kind, size
 }
 
 int
+gmpy_owned_memory_open(PyObject *self, const char *name, gm_mem_kind kind, size_t size)
+{
+    gmpy_owned_memory *mem = (gmpy_owned_memory *)self;
+
+    if (mem->st) {
+        PyErr_Format(PyExc_RuntimeError, "a %s is initialized once", name);
+        return -1;
+    }
+    return owned_memory_take(mem, gmpy_state_of(self), kind, size);
+}
+
+int
 gmpy_owned_memory_init(PyObject *self,
                        const gmpy_signature *signature,
                        gm_mem_kind kind,
                        PyObject *args,
                        PyObject *kwargs)
 {
-    gmpy_owned_memory *mem = (gmpy_owned_memory *)self;
     PyObject *given[1];
     size_t size;
 
@@ -211,12 +240,7 @@ gmpy_owned_memory_init(PyObject *self,
         gmpy_as_size(given[0], "size", &size) < 0) {
         return -1;
     }
-    if (mem->st) {
-        PyErr_Format(PyExc_RuntimeError, "a %s is initialized once",
-                     signature->function);
-        return -1;
-    }
-    return owned_memory_take(mem, gmpy_state_of(self), kind, size);
+    return gmpy_owned_memory_open(self, signature->function, kind, size);
 }
 
 void
@@ -226,11 +250,24 @@ gmpy_owned_memory_dealloc(PyObject *self)
     base_memory_dealloc(self);
 }
 
+static PyTypeObject *
+type_of_kind(const gmpy_state *st, gm_mem_kind kind)
+{
+    switch (kind) {
+    case GM_MEM_MANAGED:
+        return gmpy_type(st->ManagedMemoryType);
+    case GM_MEM_PINNED:
+    case GM_MEM_WRITE_COMBINED:
+        return gmpy_type(st->PinnedMemoryType);
+    default:
+        return gmpy_type(st->MemoryType);
+    }
+}
+
 PyObject *
 gmpy_owned_memory_new(gmpy_state *st, gm_mem_kind kind, size_t size)
 {
-    PyTypeObject *type =
-        gmpy_type(kind == GM_MEM_MANAGED ? st->ManagedMemoryType : st->MemoryType);
+    PyTypeObject *type = type_of_kind(st, kind);
     PyObject *self = type->tp_alloc(type, 0);
 
     if (self && owned_memory_take((gmpy_owned_memory *)self, st, kind, size) < 0) {

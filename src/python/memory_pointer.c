@@ -12,6 +12,7 @@
  * its names share and is for one thread.
  */
 #include "module.h"
+#include "pointer.h"
 
 #include <structmember.h> // T_INT, T_ULONGLONG
 
@@ -45,7 +46,8 @@ is_leaf_memory(const gmpy_state *st, const PyObject *mem)
     PyObject *type = (PyObject *)Py_TYPE(mem);
 
     return type == st->PooledMemoryType || type == st->MemoryType ||
-           type == st->ManagedMemoryType;
+           type == st->ManagedMemoryType || type == st->PinnedMemoryType ||
+           type == st->PooledPinnedMemoryType;
 }
 
 static PyObject *
@@ -128,26 +130,6 @@ pointer_dealloc(PyObject *self)
 static const gmpy_signature pointer_signature = {
     "MemoryPointer", 2, 2, 2, {"mem", "offset"}};
 
-/* `address + offset` where both stay addresses, and 0 only where the offset is 0. */
-static int
-address_add(uintptr_t address, ptrdiff_t offset, uintptr_t *out)
-{
-    if (address == 0 && offset != 0) {
-        PyErr_Format(PyExc_AssertionError,
-                     "a null pointer takes no offset but 0, not %zd", offset);
-        return -1;
-    }
-    if (offset < 0 ? address < (uintptr_t)0 - (uintptr_t)offset
-                   : address > UINTPTR_MAX - (uintptr_t)offset) {
-        PyErr_Format(PyExc_OverflowError,
-                     "%s moved by %zd bytes leaves the address range",
-                     gmpy_as_hex(address).text, offset);
-        return -1;
-    }
-    *out = address + (uintptr_t)offset;
-    return 0;
-}
-
 static PyObject *
 pointer_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
@@ -197,7 +179,7 @@ pointer_init(PyObject *op, PyObject *args, PyObject *kwargs)
     }
     mem = (gmpy_base_memory *)given[0];
     if (gmpy_as_offset(given[1], "offset", &offset) < 0 ||
-        address_add(mem->ptr, offset, &self->ptr) < 0) {
+        gmpy_address_add(mem->ptr, offset, &self->ptr) < 0) {
         return -1;
     }
     self->mem = Py_NewRef(given[0]);
@@ -209,121 +191,7 @@ pointer_init(PyObject *op, PyObject *args, PyObject *kwargs)
     return 0;
 }
 
-/* ---- arithmetic ---- */
-
-/* A new pointer `offset` bytes from `self`. */
-static PyObject *
-pointer_moved(gmpy_state *st, PyObject *op, ptrdiff_t offset)
-{
-    gmpy_pointer *self = (gmpy_pointer *)op;
-    uintptr_t ptr;
-
-    if (!self->mem) {
-        PyErr_SetString(PyExc_ValueError, "the MemoryPointer was not initialized");
-        return NULL;
-    }
-    if (address_add(self->ptr, offset, &ptr) < 0) {
-        return NULL;
-    }
-    return gmpy_pointer_new(st, Py_NewRef(self->mem), ptr, self->device_id);
-}
-
-static int
-negate(ptrdiff_t *offset)
-{
-    if (*offset == PTRDIFF_MIN) {
-        PyErr_SetString(PyExc_OverflowError, "offset must be above -2**63");
-        return -1;
-    }
-    *offset = -*offset;
-    return 0;
-}
-
-/* The state behind whichever operand is a pointer; NULL, no exception, for neither. */
-static gmpy_state *
-operand_state(PyObject *op)
-{
-    PyObject *module = PyType_GetModuleByDef(Py_TYPE(op), &gmpy_module_def);
-
-    if (!module) {
-        PyErr_Clear();
-        return NULL;
-    }
-    return gmpy_state_of_module(module);
-}
-
-static PyObject *
-pointer_add(PyObject *a, PyObject *b)
-{
-    gmpy_state *st = operand_state(a);
-    PyObject *pointer = a;
-    PyObject *number = b;
-    ptrdiff_t offset;
-
-    if (!st || !gmpy_is_pointer(st, a)) {
-        st = operand_state(b);
-        pointer = b;
-        number = a;
-    }
-    if (!st || !gmpy_is_pointer(st, pointer) || !PyIndex_Check(number)) {
-        Py_RETURN_NOTIMPLEMENTED;
-    }
-    if (gmpy_as_offset(number, "offset", &offset) < 0) {
-        return NULL;
-    }
-    return pointer_moved(st, pointer, offset);
-}
-
-static PyObject *
-pointer_subtract(PyObject *a, PyObject *b)
-{
-    gmpy_state *st = operand_state(a);
-    ptrdiff_t offset;
-
-    if (!st || !gmpy_is_pointer(st, a) || !PyIndex_Check(b)) {
-        Py_RETURN_NOTIMPLEMENTED;
-    }
-    if (gmpy_as_offset(b, "offset", &offset) < 0 || negate(&offset) < 0) {
-        return NULL;
-    }
-    return pointer_moved(st, a, offset);
-}
-
-static PyObject *
-pointer_move(PyObject *self, ptrdiff_t offset)
-{
-    gmpy_pointer *p = (gmpy_pointer *)self;
-
-    return address_add(p->ptr, offset, &p->ptr) < 0 ? NULL : Py_NewRef(self);
-}
-
-static PyObject *
-pointer_inplace_add(PyObject *self, PyObject *number)
-{
-    ptrdiff_t offset;
-
-    if (gmpy_as_offset(number, "offset", &offset) < 0) {
-        return NULL;
-    }
-    return pointer_move(self, offset);
-}
-
-static PyObject *
-pointer_inplace_subtract(PyObject *self, PyObject *number)
-{
-    ptrdiff_t offset;
-
-    if (gmpy_as_offset(number, "offset", &offset) < 0 || negate(&offset) < 0) {
-        return NULL;
-    }
-    return pointer_move(self, offset);
-}
-
-static PyObject *
-pointer_int(PyObject *self)
-{
-    return PyLong_FromSize_t(((gmpy_pointer *)self)->ptr);
-}
+/* ---- as a value ---- */
 
 static PyObject *
 pointer_repr(PyObject *op)
@@ -371,11 +239,7 @@ static PyType_Slot pointer_slots[] = {
     {Py_tp_members, pointer_members},
     {Py_tp_getset, pointer_getset},
     {Py_tp_repr, pointer_repr},
-    {Py_nb_int, pointer_int},
-    {Py_nb_add, pointer_add},
-    {Py_nb_subtract, pointer_subtract},
-    {Py_nb_inplace_add, pointer_inplace_add},
-    {Py_nb_inplace_subtract, pointer_inplace_subtract},
+    GMPY_POINTER_ARITHMETIC,
     {0, NULL},
 };
 

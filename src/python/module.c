@@ -7,6 +7,8 @@
  * and attaching from the core's callbacks goes through the main interpreter.
  */
 #include "module.h"
+#include "hooks.h"
+#include "pinned.h"
 
 #include "core/gm_process.h" // gm_process_exit
 
@@ -59,12 +61,20 @@ module_fill(PyObject *module)
 {
     gmpy_state *st = gmpy_state_of_module(module);
     PyMethodDef *const tables[] = {
-        module_methods,           gmpy_runtime_methods,
-        gmpy_memory_methods,      gmpy_managed_memory_methods,
-        gmpy_hooks_methods,       gmpy_allocator_methods,
-        gmpy_device_methods,      gmpy_stream_methods,
-        gmpy_event_time_methods,  gmpy_testing_methods,
+        module_methods,
+        gmpy_runtime_methods,
+        gmpy_memory_methods,
+        gmpy_managed_memory_methods,
+        gmpy_hooks_methods,
+        gmpy_allocator_methods,
+        gmpy_device_methods,
+        gmpy_stream_methods,
+        gmpy_event_time_methods,
+        gmpy_testing_methods,
         gmpy_testing_sim_methods,
+        gmpy_pinned_memory_methods,
+        gmpy_pinned_allocator_methods,
+        gmpy_default_pools_methods,
     };
     int (*const inits[])(PyObject *, gmpy_state *) = {
         gmpy_errors_init,          gmpy_size_text_init,
@@ -76,6 +86,8 @@ module_fill(PyObject *module)
         gmpy_pooled_memory_init,   gmpy_pointer_init,
         gmpy_base_pool_init,       gmpy_device_pool_init,
         gmpy_memory_pool_init,     gmpy_hooks_init,
+        gmpy_pinned_memory_init,   gmpy_pooled_pinned_memory_init,
+        gmpy_pinned_pointer_init,  gmpy_pinned_pool_init,
     };
 
     for (size_t i = 0; i < sizeof(tables) / sizeof(*tables); i++) {
@@ -93,6 +105,11 @@ module_fill(PyObject *module)
         return -1;
     }
     st->allocator = Py_NewRef(st->raw_malloc);
+    st->raw_malloc_pinned = PyObject_GetAttrString(module, "malloc_pinned");
+    if (!st->raw_malloc_pinned) {
+        return -1;
+    }
+    st->pinned_allocator = Py_NewRef(st->raw_malloc_pinned);
     return register_exit(module);
 }
 

@@ -27,6 +27,10 @@
     X(MemoryType)                                                                      \
     X(ManagedMemoryType)                                                               \
     X(UnownedMemoryType)                                                               \
+    X(PinnedMemoryType)                                                                \
+    X(PooledPinnedMemoryType)                                                          \
+    X(PinnedMemoryPointerType)                                                         \
+    X(PinnedMemoryPoolType)                                                            \
     X(CFunctionAllocatorMemoryType)                                                    \
     X(PythonFunctionAllocatorMemoryType)                                               \
     X(PooledMemoryType)                                                                \
@@ -44,9 +48,13 @@
     X(CUDARuntimeError)                                                                \
     X(null_stream)                                                                     \
     X(ptds_stream)                                                                     \
-    X(process_hooks) /* memory hooks of the process by name, a dictionary */           \
-    X(raw_malloc)    /* the function gpumem.malloc */                                  \
-    X(allocator)     /* the global allocator, a callable */
+    X(process_hooks)     /* memory hooks of the process by name, a dictionary */       \
+    X(raw_malloc)        /* the function gpumem.malloc */                              \
+    X(allocator)         /* the global allocator, a callable */                        \
+    X(default_pool)      /* a MemoryPool, NULL until it is asked for */                \
+    X(raw_malloc_pinned) /* the function gpumem.malloc_pinned */                       \
+    X(pinned_allocator)                                                                \
+    X(default_pinned_pool)
 
 /* Dead objects of one exact type, kept for the next one. Unused where threads run
  * without the interpreter lock. */
@@ -73,7 +81,7 @@ typedef struct gmpy_state {
     gmpy_freelist pointers;    // MemoryPointer objects for reuse
     gmpy_freelist handles;     // PooledMemory objects for reuse
 #ifdef Py_GIL_DISABLED
-    PyMutex allocator_lock; // guards `allocator`
+    PyMutex allocator_lock; // guards the allocators and the default pools
 #endif
 } gmpy_state;
 
@@ -320,8 +328,9 @@ typedef struct gmpy_base_memory {
 
 int gmpy_memory_init(PyObject *module, gmpy_state *st);
 
-/* Memory taken from the device as it is: Memory, ManagedMemory. What is freed is what
- * was taken, whatever Python wrote into the base since, and only while ptr is not 0. */
+/* Memory taken from the device as it is: Memory, ManagedMemory, PinnedMemory. What is
+ * freed is what was taken, whatever Python wrote into the base since, and only while
+ * ptr is not 0. */
 typedef struct gmpy_owned_memory {
     gmpy_base_memory base;
     gmpy_state *st;  // NULL until initialized
@@ -338,7 +347,12 @@ int gmpy_owned_memory_init(PyObject *self,
                            PyObject *kwargs);
 void gmpy_owned_memory_dealloc(PyObject *self);
 
-/* A Memory or ManagedMemory of the current device: new reference. */
+/* Takes the memory; for a tp_init that has read its arguments. `name` is the type's.
+ * 0 or -1. */
+int
+gmpy_owned_memory_open(PyObject *self, const char *name, gm_mem_kind kind, size_t size);
+
+/* Memory of that kind and of the current device, by the type for it: new reference. */
 PyObject *gmpy_owned_memory_new(gmpy_state *st, gm_mem_kind kind, size_t size);
 
 extern PyMethodDef gmpy_memory_methods[];
@@ -379,12 +393,17 @@ int gmpy_pooled_memory_init(PyObject *module, gmpy_state *st);
  * gone back to the pool. New reference. */
 PyObject *gmpy_pooled_memory_new(gmpy_state *st, gm_pool *pool, gm_block *block);
 
+/* A weak reference to `object`, for NULL one to something that is gone: new reference.
+ */
+PyObject *gmpy_weak_reference(PyObject *object);
+
 /* ---- memory_pointer.c ---- */
 
+/* A MemoryPointer or, with the same fields, a PinnedMemoryPointer. */
 typedef struct gmpy_pointer {
     PyObject_HEAD
     uintptr_t ptr;
-    PyObject *mem; // a BaseMemory
+    PyObject *mem; // a BaseMemory; of a PinnedMemoryPointer a PinnedMemory
     gmpy_state *st;
     int device_id;
     bool tracked; // by the collector; of a subclass always
@@ -404,27 +423,13 @@ gmpy_is_pointer(gmpy_state *st, PyObject *op)
     return PyObject_TypeCheck(op, gmpy_type(st->MemoryPointerType));
 }
 
-/* ---- host_range.c ---- */
-
-/* Host memory that an argument stands for. */
-typedef struct gmpy_host_range {
-    uintptr_t address;
-    Py_buffer buffer; // obj is NULL where no buffer is held
-} gmpy_host_range;
-
-/* `size` > 0 bytes of host memory, to be written or read. 0; or -1 with TypeError,
- * BufferError, OverflowError, or ValueError for a buffer that is too short, and nothing
- * held. */
-int
-gmpy_host_range_init(PyObject *arg, size_t size, bool writable, gmpy_host_range *out);
-void gmpy_host_range_fini(gmpy_host_range *range);
-
-/* ---- pointer_copy.c ---- */
-
-/* The copy and fill methods of MemoryPointer. */
-extern PyMethodDef gmpy_pointer_copy_methods[];
-
 /* ---- upstream.c ---- */
+
+/* What stands where a device's number would. */
+enum {
+    GMPY_DEVICE_HOST = -1, // pinned memory is the host's
+    GMPY_DEVICE_UNSET = -2,
+};
 
 /* What the native pools of the binding carry as their user word, and the context of
  * their upstream. Lives as long as the native pool. */
@@ -432,16 +437,21 @@ typedef struct gmpy_upstream gmpy_upstream;
 struct gmpy_upstream {
     gmpy_state *st;
     PyObject *module;          // keeps st alive
-    PyObject *callable;        // NULL: the device's plain memory
+    PyObject *callable;        // NULL: plain memory of that kind
+    gm_mem_kind kind;          // GM_MEM_DEVICE or GM_MEM_PINNED
     struct gmpy_owner *owners; // what the callable's segments keep alive
     Py_ssize_t handles;        // PooledMemory objects out and requests under way
     PyObject *object;          // the SingleDeviceMemoryPool, borrowed; NULL when gone
 };
 
-/* A native pool on `device` over `callable`, or over plain device memory with NULL.
- * `module` is kept alive. 0, or -1 with an exception. */
+/* A native pool on `device` over `callable`, or over its plain memory with NULL; on
+ * GMPY_DEVICE_HOST a pool of pinned memory. `module` is kept alive. 0, or -1 with an
+ * exception. */
 int gmpy_pool_new(
     gmpy_state *st, PyObject *module, int device, PyObject *callable, gm_pool **out);
+
+/* The device that a live block's memory counts as on, of a pool of pinned memory. */
+int gmpy_upstream_device_of(const gmpy_upstream *up, const gm_block *block);
 
 static inline gmpy_upstream *
 gmpy_upstream_of(gm_pool *pool)
@@ -479,6 +489,13 @@ struct gmpy_any_pool {
 
 int gmpy_base_pool_init(PyObject *module, gmpy_state *st);
 
+/* The way of a request that the cache could not serve at once: with all means, and an
+ * exception for the want of memory. 0 or -1. */
+int gmpy_pool_malloc_slow(gmpy_state *st,
+                          gm_pool *pool,
+                          const gm_request *request,
+                          gm_block **out);
+
 /* ---- limit.c ---- */
 
 /* What set_limit's arguments say, in bytes; 0 is no limit. 0 or -1. */
@@ -504,9 +521,18 @@ int gmpy_memory_pool_init(PyObject *module, gmpy_state *st);
 typedef struct gmpy_device_pool {
     gmpy_any_pool any;
     gm_pool *pool; // NULL before it is initialized and once the collector cleared it
-    int device;    // -1 before it is initialized
+    int device;    // GMPY_DEVICE_UNSET before it is initialized
     PyObject *weakrefs;
 } gmpy_device_pool;
+
+/* The life of an object that begins like that, for each type of which one does. What
+ * has not been opened yet has no pool. */
+PyObject *gmpy_device_pool_alloc(PyTypeObject *type, PyObject *args, PyObject *kwargs);
+int gmpy_device_pool_open(gmpy_device_pool *self, int device, PyObject *callable);
+int gmpy_device_pool_traverse(PyObject *self, visitproc visit, void *arg);
+int gmpy_device_pool_clear(PyObject *self);
+void gmpy_device_pool_finalize(PyObject *self);
+void gmpy_device_pool_dealloc(PyObject *self);
 
 /* A SingleDeviceMemoryPool on `device`: new reference. `callable` NULL: plain memory.
  */
@@ -522,55 +548,18 @@ PyObject *gmpy_memory_pool_malloc(PyObject *pool, PyObject *size);
 
 extern PyMethodDef gmpy_allocator_methods[];
 
-/* ---- hooks.c ---- */
+/* Reads or changes one of the state's global allocators: a new reference, and a
+ * borrowed callable. */
+PyObject *gmpy_get_allocator(gmpy_state *st, PyObject **place);
+void gmpy_set_allocator(gmpy_state *st, PyObject **place, PyObject *allocator);
 
-int gmpy_hooks_init(PyObject *module, gmpy_state *st);
+/* An `allocator` argument: borrowed; NULL, not given, and None are `raw`. NULL with
+ * TypeError. */
+PyObject *gmpy_as_allocator(PyObject *arg, PyObject *raw);
 
-/* One holder of memory hooks more or less: a thread, or the process. Any thread. */
-static inline void
-gmpy_hooks_count(gmpy_state *st, int change)
-{
-    __atomic_fetch_add(&st->hook_holders, change, __ATOMIC_RELAXED);
-}
-
-/* Whether some memory hook is told what the calling thread does. Needs no interpreter.
- * While nobody in the process has hooks it is one load. */
-static inline bool
-gmpy_is_hooked(const gmpy_state *st)
-{
-    return GM_UNLIKELY(__atomic_load_n(&st->hook_holders, __ATOMIC_RELAXED) != 0) &&
-           (gmpy_this_thread.hooks ||
-            __atomic_load_n(&st->process_hooked, __ATOMIC_RELAXED));
-}
-
-/* The hooks that are told what the calling thread does, in the order in which they are
- * called: a new list. NULL with an exception. */
-PyObject *gmpy_hooks_snapshot(gmpy_state *st);
-
-/* What a callback is told. */
-typedef struct gmpy_hook_event {
-    int device;
-    bool has_size; // whether it is told of `size`, and so on
-    bool has_ptr;
-    bool has_id;
-    size_t size;     // bytes as asked for
-    size_t mem_size; // rounded
-    uintptr_t mem_ptr;
-    const void *pmem; // the memory object, told as its id()
-} gmpy_hook_event;
-
-/* Calls one callback of each hook. An exception may be pending and stays so; then
- * errors of hooks go to sys.unraisablehook. Otherwise -1 with the first error, if any,
- * and the others go there. */
-int
-gmpy_hooks_call(PyObject *hooks, const char *callback, const gmpy_hook_event *event);
-
-/* The same where nobody can be told of an error: each goes to sys.unraisablehook with
- * its hook. No exception is pending. */
-void
-gmpy_hooks_tell(PyObject *hooks, const char *callback, const gmpy_hook_event *event);
-
-extern PyMethodDef gmpy_hooks_methods[];
+/* 0; or -1 with ValueError where the calling thread is inside using_allocator, so that
+ * the function `name` must not set the global allocator. */
+int gmpy_check_no_scope(const char *name);
 
 /* ---- device.c ---- */
 

@@ -15,6 +15,7 @@
  * While a stream records a graph, what returns only when it is done cannot be recorded
  * and would spoil the recording: it is refused before any device call.
  */
+#include "pointer.h"
 #include "stream.h"
 
 /* 0 when `size` bytes from the pointer lie inside its memory, else -1, ValueError. */

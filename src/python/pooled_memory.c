@@ -10,6 +10,7 @@
  * makes that safe. Threading: free() may race with itself; the block goes back once.
  */
 #include "module.h"
+#include "hooks.h"
 
 #include "core/gm_process.h" // gm_process_is_frozen
 
@@ -180,13 +181,19 @@ dead_reference(void)
     return reference;
 }
 
+PyObject *
+gmpy_weak_reference(PyObject *object)
+{
+    return object ? PyWeakref_NewRef(object, NULL) : dead_reference();
+}
+
 static PyObject *
 pooled_memory_pool(PyObject *op, void *Py_UNUSED(closure))
 {
     gmpy_pooled_memory *self = (gmpy_pooled_memory *)op;
-    PyObject *pool = self->block ? gmpy_upstream_of(self->pool)->object : NULL;
 
-    return pool ? PyWeakref_NewRef(pool, NULL) : dead_reference();
+    return gmpy_weak_reference(self->block ? gmpy_upstream_of(self->pool)->object
+                                           : NULL);
 }
 
 static PyGetSetDef pooled_memory_getset[] = {

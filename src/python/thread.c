@@ -22,6 +22,7 @@
  *
  * Threading: a thread sees its own settings alone; nothing here needs a lock.
  */
+#include "hooks.h"
 #include "stream.h"
 
 #include <string.h> // memmove

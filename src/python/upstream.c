@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the binding's pools take segments from: the device's plain memory, or a Python
- * callable that returns MemoryPointers.
+ * What the binding's pools take segments from: the device's plain memory or plain
+ * pinned memory, or a Python callable that returns pointers to such. Memory hooks are
+ * told of what is the device's alone.
  *
  * The core calls `take` and `give` with no lock of its own held. `take` always runs
  * detached from the interpreter, because gmpy_pool_malloc lets go of it before the miss
@@ -15,9 +16,12 @@
  * own pool can be collected. The counts change only while attached, so they hold still
  * during a collection.
  *
- * The device is made current around a callable and restored after it.
+ * The pool's device, if it has one, is made current around a callable and restored
+ * after it.
  */
 #include "module.h"
+#include "hooks.h"
+#include "pinned.h"
 
 #include "core/gm_process.h" // gm_host_zalloc
 
@@ -43,12 +47,11 @@ device_take(void *context, int device, size_t size, gm_piece *out)
  * device that refuses has lost the memory; the pool has nobody to tell, so it is
  * reported as from a destructor. */
 static void
-device_give(void *context, int device, const gm_piece *piece)
+give_plain(gmpy_upstream *up, int device, const gm_piece *piece)
 {
-    gmpy_upstream *up = context;
     PyThreadState *attached = GMPY_IS_ATTACHED() ? PyEval_SaveThread() : NULL;
     gm_status status =
-        gm_backend_mem_free(up->st->backend, device, GM_MEM_DEVICE, piece->base);
+        gm_backend_mem_free(up->st->backend, device, up->kind, piece->base);
 
     if (attached) {
         PyEval_RestoreThread(attached);
@@ -59,6 +62,44 @@ device_give(void *context, int device, const gm_piece *piece)
         gmpy_unraisable(up->st, status, "giving a pool's memory back");
         PyGILState_Release(gil);
     }
+}
+
+static void
+device_give(void *context, int device, const gm_piece *piece)
+{
+    give_plain(context, device, piece);
+}
+
+/* ---- plain pinned memory ---- */
+
+/* Pinned memory is good for every device, but is taken with the current one, so that no
+ * other comes into use; the piece's owner is that one's number. */
+static gm_status
+pinned_take(void *context, int Py_UNUSED(device), size_t size, gm_piece *out)
+{
+    gmpy_upstream *up = context;
+    const gm_backend *backend = up->st->backend;
+    uintptr_t ptr = 0;
+    int device = 0;
+    gm_status status = gm_backend_device_get(backend, &device);
+
+    if (status == GM_OK) {
+        status = gm_backend_mem_alloc(backend, device, up->kind, size, &ptr);
+    }
+    if (status == GM_OK) {
+        *out = (gm_piece){
+            .base = ptr,
+            .size = size,
+            .owner = (void *)(uintptr_t)device,
+        };
+    }
+    return status;
+}
+
+static void
+pinned_give(void *context, int Py_UNUSED(device), const gm_piece *piece)
+{
+    give_plain(context, (int)(uintptr_t)piece->owner, piece);
 }
 
 /* ---- a Python callable ---- */
@@ -84,18 +125,20 @@ callable_check(gmpy_upstream *up, int device, size_t size, PyObject *result)
 {
     const gmpy_pointer *pointer = (const gmpy_pointer *)result;
     const gmpy_base_memory *mem;
+    bool pinned = up->kind == GM_MEM_PINNED;
     size_t offset;
 
-    if (!gmpy_is_pointer(up->st, result)) {
+    if (pinned ? !gmpy_is_pinned_pointer(up->st, result)
+               : !gmpy_is_pointer(up->st, result)) {
         PyErr_Format(PyExc_TypeError,
-                     "the pool's allocator must return a MemoryPointer, not %s",
-                     Py_TYPE(result)->tp_name);
+                     "the pool's allocator must return a %sMemoryPointer, not %s",
+                     pinned ? "Pinned" : "", Py_TYPE(result)->tp_name);
         return GM_ERR_CALLBACK;
     }
     if (!pointer->mem) {
-        PyErr_SetString(PyExc_ValueError,
-                        "the pool's allocator returned a MemoryPointer that was not "
-                        "initialized");
+        PyErr_Format(PyExc_ValueError,
+                     "the pool's allocator returned a %s that was not initialized",
+                     Py_TYPE(result)->tp_name);
         return GM_ERR_CALLBACK;
     }
     if (!pointer->ptr) {
@@ -118,7 +161,7 @@ callable_check(gmpy_upstream *up, int device, size_t size, PyObject *result)
             (Py_ssize_t)offset, mem->size, gmpy_as_hex(mem->ptr).text, size);
         return GM_ERR_CALLBACK;
     }
-    if (pointer->device_id != device) {
+    if (!pinned && pointer->device_id != device) {
         PyErr_Format(PyExc_ValueError,
                      "the pool's allocator returned memory of device %d to a pool of "
                      "device %d",
@@ -184,7 +227,10 @@ callable_take(void *context, int device, size_t size, gm_piece *out)
     gm_status status = GM_ERR_CALLBACK;
     int before;
 
-    if (gmpy_device_enter(up->st, device, &before) == 0) {
+    if (device == GMPY_DEVICE_HOST) {
+        status = callable_call(up, device, size, out);
+    }
+    else if (gmpy_device_enter(up->st, device, &before) == 0) {
         status = callable_call(up, device, size, out);
         gmpy_device_leave(up->st, before);
     }
@@ -240,11 +286,25 @@ take_hooked(const gm_upstream *plain, int device, size_t size, gm_piece *out)
 static gm_upstream
 plain_upstream(gmpy_upstream *up)
 {
-    return (gm_upstream){
-        .context = up,
-        .take = up->callable ? callable_take : device_take,
-        .give = up->callable ? callable_give : device_give,
-    };
+    if (up->callable) {
+        return (gm_upstream){
+            .context = up, .take = callable_take, .give = callable_give};
+    }
+    if (up->kind == GM_MEM_PINNED) {
+        return (gm_upstream){.context = up, .take = pinned_take, .give = pinned_give};
+    }
+    return (gm_upstream){.context = up, .take = device_take, .give = device_give};
+}
+
+int
+gmpy_upstream_device_of(const gmpy_upstream *up, const gm_block *block)
+{
+    const void *owner = block->segment->piece.owner;
+
+    if (!up->callable) {
+        return (int)(uintptr_t)owner;
+    }
+    return ((const gmpy_base_memory *)((const gmpy_owner *)owner)->mem)->device_id;
 }
 
 static gm_status
@@ -252,9 +312,10 @@ upstream_take(void *context, int device, size_t size, gm_piece *out)
 {
     gmpy_upstream *up = context;
     gm_upstream plain = plain_upstream(up);
+    bool hooked = up->kind == GM_MEM_DEVICE && gmpy_is_hooked(up->st);
 
-    return GM_LIKELY(!gmpy_is_hooked(up->st)) ? plain.take(up, device, size, out)
-                                              : take_hooked(&plain, device, size, out);
+    return GM_LIKELY(!hooked) ? plain.take(up, device, size, out)
+                              : take_hooked(&plain, device, size, out);
 }
 
 static void
@@ -301,6 +362,7 @@ gmpy_pool_new(
     up->st = st;
     up->module = Py_NewRef(module);
     up->callable = Py_XNewRef(callable);
+    up->kind = device == GMPY_DEVICE_HOST ? GM_MEM_PINNED : GM_MEM_DEVICE;
     gm_pool_set_user(*out, up);
     return 0;
 }

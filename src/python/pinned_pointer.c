@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * PinnedMemoryPointer: a place in page-locked host memory, which it keeps alive, and a
+ * buffer of the bytes from there to the end of the memory.
+ *
+ * A buffer holds the pointer and so the memory. It is of the place at which the pointer
+ * was when it was asked for, also where the pointer moves on. Memory that was given
+ * back by hand has no buffer to give; while there is one, giving back is put off.
+ *
+ * The type takes part in garbage collection; as with MemoryPointer there is no
+ * tp_clear, since `mem` is set once and every cycle runs through something else too.
+ *
+ * Threading: as MemoryPointer. Buffers may be taken and released by any thread; what is
+ * in them is the program's to order.
+ */
+#include "module.h"
+#include "pinned.h"
+#include "pointer.h"
+
+#include <structmember.h> // T_OBJECT_EX, T_ULONGLONG
+
+PyDoc_STRVAR(
+    pinned_pointer_doc,
+    "PinnedMemoryPointer(mem, offset)\n"
+    "--\n"
+    "\n"
+    "A place in page-locked host memory. Keeps the memory alive.\n"
+    "\n"
+    "It is a writable buffer of the bytes from there to the end of the memory, for\n"
+    "memoryview, numpy.frombuffer and the copies of MemoryPointer.\n"
+    "\n"
+    "p + n and p - n are new pointers into the same memory; p += n and p -= n\n"
+    "move the pointer itself, under every name it has. int(p) is the address.\n"
+    "\n"
+    "Args:\n"
+    "    mem (PinnedMemory): the memory.\n"
+    "    offset (int): bytes from its start.\n"
+    "\n"
+    "Attributes:\n"
+    "    ptr (int): the address.\n"
+    "    mem (PinnedMemory): the memory it points into.\n"
+    "\n"
+    "Raises:\n"
+    "    AssertionError: an offset other than 0 into memory whose ptr is 0.\n"
+    "    OverflowError: the address does not fit 64 bits.\n"
+    "    TypeError: mem is not pinned memory.");
+
+PyObject *
+gmpy_pinned_pointer_new(gmpy_state *st, PyObject *mem, uintptr_t ptr)
+{
+    PyTypeObject *type = gmpy_type(st->PinnedMemoryPointerType);
+    gmpy_pointer *self = (gmpy_pointer *)type->tp_alloc(type, 0);
+
+    if (!self) {
+        Py_DECREF(mem);
+        return NULL;
+    }
+    self->ptr = ptr;
+    self->mem = mem;
+    self->st = st;
+    self->device_id = ((gmpy_base_memory *)mem)->device_id;
+    return (PyObject *)self;
+}
+
+PyObject *
+gmpy_pinned_pointer_to_new(gmpy_state *st, PyObject *mem)
+{
+    return mem ? gmpy_pinned_pointer_new(st, mem, ((gmpy_base_memory *)mem)->ptr)
+               : NULL;
+}
+
+static int
+pinned_pointer_init(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    static const gmpy_signature signature = {
+        "PinnedMemoryPointer", 2, 2, 2, {"mem", "offset"}};
+    gmpy_pointer *self = (gmpy_pointer *)op;
+    gmpy_state *st = gmpy_state_of(op);
+    PyObject *given[2];
+    gmpy_base_memory *mem;
+    ptrdiff_t offset;
+
+    if (gmpy_unpack_init(&signature, args, kwargs, given) < 0) {
+        return -1;
+    }
+    if (self->mem) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "a PinnedMemoryPointer is initialized once");
+        return -1;
+    }
+    if (!PyObject_TypeCheck(given[0], gmpy_type(st->PinnedMemoryType))) {
+        PyErr_Format(PyExc_TypeError, "mem must be a PinnedMemory, not %s",
+                     Py_TYPE(given[0])->tp_name);
+        return -1;
+    }
+    mem = (gmpy_base_memory *)given[0];
+    if (gmpy_as_offset(given[1], "offset", &offset) < 0 ||
+        gmpy_address_add(mem->ptr, offset, &self->ptr) < 0) {
+        return -1;
+    }
+    self->st = st;
+    self->mem = Py_NewRef(given[0]);
+    self->device_id = mem->device_id;
+    return 0;
+}
+
+static int
+pinned_pointer_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((gmpy_pointer *)self)->mem);
+    return 0;
+}
+
+static void
+pinned_pointer_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(((gmpy_pointer *)self)->mem);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* ---- as a buffer ---- */
+
+/* Bytes from the pointer to the end of its memory. 0; or -1 with ValueError where it
+ * is not in it or the memory is gone. */
+static int
+remaining(const gmpy_pointer *self, size_t *out)
+{
+    const gmpy_base_memory *mem = (const gmpy_base_memory *)self->mem;
+    size_t start;
+
+    if (!mem) {
+        PyErr_SetString(PyExc_ValueError,
+                        "the PinnedMemoryPointer was not initialized");
+        return -1;
+    }
+    if (!mem->ptr && mem->size) {
+        PyErr_SetString(PyExc_ValueError, "the memory was given back");
+        return -1;
+    }
+    start = self->ptr - mem->ptr; // wraps, and so fails below, before the start
+    if (start > mem->size) {
+        PyErr_Format(PyExc_ValueError, "offset %zd is outside the memory of %zu bytes",
+                     (Py_ssize_t)start, mem->size);
+        return -1;
+    }
+    *out = mem->size - start;
+    return 0;
+}
+
+static int
+pinned_pointer_get_buffer(PyObject *op, Py_buffer *view, int flags)
+{
+    gmpy_pointer *self = (gmpy_pointer *)op;
+    size_t size;
+
+    if (remaining(self, &size) < 0) {
+        view->obj = NULL;
+        return -1;
+    }
+    if (size > PY_SSIZE_T_MAX) { // only where Python code wrote the memory's size
+        PyErr_Format(PyExc_BufferError, "%zu bytes are more than a buffer can have",
+                     size);
+        view->obj = NULL;
+        return -1;
+    }
+    // An empty buffer has an address too: some consumers take none for no buffer.
+    if (PyBuffer_FillInfo(view, op, size ? (void *)self->ptr : (void *)self,
+                          (Py_ssize_t)size, 0, flags) < 0) {
+        return -1;
+    }
+    gmpy_pooled_pinned_memory_export(self->mem);
+    return 0;
+}
+
+static void
+pinned_pointer_release_buffer(PyObject *op, Py_buffer *Py_UNUSED(view))
+{
+    gmpy_pooled_pinned_memory_unexport(((gmpy_pointer *)op)->mem);
+}
+
+/* ---- as a value ---- */
+
+PyDoc_STRVAR(size_doc,
+             "size($self, /)\n"
+             "--\n"
+             "\n"
+             "Returns the bytes from here to the end of the memory.\n"
+             "\n"
+             "Raises:\n"
+             "    ValueError: the pointer is outside its memory, or that was given\n"
+             "        back.");
+
+static PyObject *
+pinned_pointer_size(PyObject *op, PyObject *Py_UNUSED(ignored))
+{
+    size_t size;
+
+    return remaining((gmpy_pointer *)op, &size) < 0 ? NULL : PyLong_FromSize_t(size);
+}
+
+static PyObject *
+pinned_pointer_repr(PyObject *op)
+{
+    gmpy_pointer *self = (gmpy_pointer *)op;
+    PyObject *name = PyType_GetName(Py_TYPE(op));
+    PyObject *repr = NULL;
+
+    if (name) {
+        repr = PyUnicode_FromFormat("<%U %s mem=%R>", name, gmpy_as_hex(self->ptr).text,
+                                    self->mem);
+        Py_DECREF(name);
+    }
+    return repr;
+}
+
+static PyMemberDef pinned_pointer_members[] = {
+    {"ptr", T_ULONGLONG, offsetof(gmpy_pointer, ptr), READONLY, "the address"},
+    {"mem", T_OBJECT_EX, offsetof(gmpy_pointer, mem), READONLY, "the PinnedMemory"},
+    {0},
+};
+
+static PyMethodDef pinned_pointer_methods[] = {
+    {"size", pinned_pointer_size, METH_NOARGS, size_doc},
+    {0},
+};
+
+static PyType_Slot pinned_pointer_slots[] = {
+    {Py_tp_doc, (void *)pinned_pointer_doc},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_init, pinned_pointer_init},
+    {Py_tp_dealloc, pinned_pointer_dealloc},
+    {Py_tp_traverse, pinned_pointer_traverse},
+    {Py_tp_methods, pinned_pointer_methods},
+    {Py_tp_members, pinned_pointer_members},
+    {Py_tp_repr, pinned_pointer_repr},
+    {Py_bf_getbuffer, pinned_pointer_get_buffer},
+    {Py_bf_releasebuffer, pinned_pointer_release_buffer},
+    GMPY_POINTER_ARITHMETIC,
+    {0, NULL},
+};
+
+static PyType_Spec pinned_pointer_spec = {
+    .name = "gpumem.PinnedMemoryPointer",
+    .basicsize = sizeof(gmpy_pointer),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
+             Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = pinned_pointer_slots,
+};
+
+int
+gmpy_pinned_pointer_init(PyObject *module, gmpy_state *st)
+{
+    st->PinnedMemoryPointerType =
+        PyType_FromModuleAndSpec(module, &pinned_pointer_spec, NULL);
+    if (!st->PinnedMemoryPointerType) {
+        return -1;
+    }
+    return PyModule_AddObjectRef(module, "PinnedMemoryPointer",
+                                 st->PinnedMemoryPointerType);
+}

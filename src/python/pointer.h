@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the files of the pointer types share: arithmetic, and the other side of a copy.
+ * The struct itself is module.h's.
+ */
+#ifndef GMPY_POINTER_H
+#define GMPY_POINTER_H
+
+#include "module.h"
+
+/* ---- pointer_arithmetic.c ---- */
+
+/* `address + offset` where both stay addresses, and 0 only where the offset is 0. 0, or
+ * -1 with AssertionError or OverflowError. */
+int gmpy_address_add(uintptr_t address, ptrdiff_t offset, uintptr_t *out);
+
+PyObject *gmpy_pointer_int(PyObject *self);
+PyObject *gmpy_pointer_add(PyObject *a, PyObject *b);
+PyObject *gmpy_pointer_subtract(PyObject *a, PyObject *b);
+PyObject *gmpy_pointer_inplace_add(PyObject *self, PyObject *number);
+PyObject *gmpy_pointer_inplace_subtract(PyObject *self, PyObject *number);
+
+/* The slots of a pointer type that these fill. */
+#define GMPY_POINTER_ARITHMETIC                                                        \
+    {Py_nb_int, gmpy_pointer_int}, {Py_nb_add, gmpy_pointer_add},                      \
+        {Py_nb_subtract, gmpy_pointer_subtract},                                       \
+        {Py_nb_inplace_add, gmpy_pointer_inplace_add},                                 \
+    {                                                                                  \
+        Py_nb_inplace_subtract, gmpy_pointer_inplace_subtract                          \
+    }
+
+/* ---- host_range.c ---- */
+
+/* Host memory that an argument stands for. */
+typedef struct gmpy_host_range {
+    uintptr_t address;
+    Py_buffer buffer; // obj is NULL where no buffer is held
+} gmpy_host_range;
+
+/* `size` > 0 bytes of host memory, to be written or read. 0; or -1 with TypeError,
+ * BufferError, OverflowError, or ValueError for a buffer that is too short, and nothing
+ * held. */
+int
+gmpy_host_range_init(PyObject *arg, size_t size, bool writable, gmpy_host_range *out);
+void gmpy_host_range_fini(gmpy_host_range *range);
+
+/* ---- pointer_copy.c ---- */
+
+/* The copy and fill methods of MemoryPointer. */
+extern PyMethodDef gmpy_pointer_copy_methods[];
+
+#endif
