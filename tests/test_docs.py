@@ -14,7 +14,11 @@ import pytest
 import gpumem
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "src/README.md", "tests/README.md")
+PAGES = tuple(sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
+DOCUMENTS = (
+    *("README.md", "CONTRIBUTING.md", "src/README.md", "tests/README.md"),
+    *PAGES,
+)
 ROOMS = ("core", "backends", "python", "build")
 
 pytestmark = pytest.mark.skipif(
@@ -98,7 +102,7 @@ def test_paths_exist(document):
     bases += [ROOT / "tests", ROOT / "tests" / "c"]
     form = r"\.?[\w/.-]*(/|\.(c|h|py|pyi|md|toml|txt|gz))"
     paths = {name for name in quoted(prose(document)) if re.fullmatch(form, name)}
-    assert paths
+    assert paths or document in PAGES
     missing = [
         path
         for path in paths - {"/usr/local/cuda"}
@@ -180,6 +184,23 @@ def test_the_example_runs_and_prints_what_it_says():
     (example,) = blocks(read("README.md"), "python")
     said = re.search(r"print\(.*\)  # (.*)$", example, re.MULTILINE)
     assert python("-c", example) == said[1] + "\n"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_of_a_page_run_and_print_what_they_say(page):
+    """One after the other, as they stand on the page."""
+    examples = blocks(read(page), "python")
+    said = [
+        line
+        for example in examples
+        for line in re.findall(r"^# prints (.*)$", example, re.MULTILINE)
+    ]
+    assert python("-c", "\n".join(examples)).splitlines() == said
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_readme_leads_to_the_page(page):
+    assert f"]({page})" in read("README.md")
 
 
 def test_make_targets_that_are_told_of_exist():

@@ -259,7 +259,11 @@ print(after == before, grown < 256 * 1024 or grown, testing.last_error())
 # ---- failures in the middle ----
 
 COUNTED = ("retries", "out_of_memory", "upstream_frees", "free_bytes", "total_bytes")
-CHANGED = (*COUNTED, "free_blocks", "segments", "arenas")
+CHANGED = (
+    *COUNTED,
+    *("free_blocks", "segments", "arenas", "upstream_freed_bytes"),
+    *("idle_bytes", "largest_free_block", "largest_available_block"),
+)
 
 
 @pytest.mark.sim_only

@@ -38,6 +38,9 @@
       (inner, device, number))                                                         \
     X(mem_info, (void *self, int device, size_t *free_bytes, size_t *total_bytes),     \
       (inner, device, free_bytes, total_bytes))                                        \
+    X(mem_largest,                                                                     \
+      (void *self, int device, const gm_range *back, size_t count, size_t *bytes),     \
+      (inner, device, back, count, bytes))                                             \
     X(mem_alloc,                                                                       \
       (void *self, int device, gm_mem_kind kind, size_t size, uintptr_t *out),         \
       (inner, device, kind, size, out))                                                \

@@ -108,6 +108,7 @@ const gm_backend sim_slots = {
     .peer_can_access = sim_slot_peer_can_access,
     .peer_enable = sim_slot_peer_enable,
     .mem_info = sim_slot_mem_info,
+    .mem_largest = sim_slot_mem_largest,
     .mem_alloc = sim_slot_mem_alloc,
     .mem_free = sim_slot_mem_free,
     .mem_alloc_async = sim_slot_mem_alloc_async,

@@ -28,6 +28,7 @@ enum {
     X(device_synchronize, SIM_UNSAFE)                                                  \
     X(device_support, 0)                                                               \
     X(mem_info, 0)                                                                     \
+    X(mem_largest, 0)                                                                  \
     X(mem_alloc, SIM_UNSAFE)                                                           \
     X(mem_free, SIM_UNSAFE)                                                            \
     X(mem_alloc_async, 0)                                                              \
@@ -118,6 +119,8 @@ gm_status sim_slot_peer_enable(void *self, int device, int peer);
 
 gm_status
 sim_slot_mem_info(void *self, int device, size_t *free_bytes, size_t *total_bytes);
+gm_status sim_slot_mem_largest(
+    void *self, int device, const gm_range *back, size_t count, size_t *bytes);
 gm_status sim_slot_mem_alloc(
     void *self, int device, gm_mem_kind kind, size_t size, uintptr_t *out);
 gm_status sim_slot_mem_free(void *self, int device, gm_mem_kind kind, uintptr_t ptr);

@@ -219,6 +219,17 @@ sim_mem_info(gm_sim *sim, int device, size_t *free_bytes, size_t *total_bytes)
     return GM_OK;
 }
 
+gm_status
+sim_mem_largest(
+    gm_sim *sim, int device, const gm_range *back, size_t count, size_t *bytes)
+{
+    if (!sim_has_device(sim, device)) {
+        return GM_ERR_INVALID_DEVICE;
+    }
+    *bytes = sim_window_largest(&sim->devices[device].memory, back, count);
+    return GM_OK;
+}
+
 void
 sim_pointer_info(const gm_sim *sim, uintptr_t ptr, gm_pointer_info *info)
 {

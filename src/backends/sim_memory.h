@@ -93,6 +93,10 @@ void sim_window_merge_next(sim_window *window, sim_range *range);
 /* Ends a live range. Cannot fail. */
 void sim_window_give(sim_window *window, sim_range *range);
 
+/* The longest free stretch there would be without the `count` live ranges `back`, which
+ * come in order of address. */
+size_t sim_window_largest(const sim_window *window, const gm_range *back, size_t count);
+
 /* The range that holds `ptr`, live or free; NULL outside of the window. */
 sim_range *sim_window_find(const sim_window *window, uintptr_t ptr);
 
@@ -108,6 +112,8 @@ sim_mem_alloc(gm_sim *sim, int device, gm_mem_kind kind, size_t size, uintptr_t 
 gm_status sim_mem_free(gm_sim *sim, int device, gm_mem_kind kind, uintptr_t ptr);
 gm_status
 sim_mem_info(gm_sim *sim, int device, size_t *free_bytes, size_t *total_bytes);
+gm_status sim_mem_largest(
+    gm_sim *sim, int device, const gm_range *back, size_t count, size_t *bytes);
 void sim_pointer_info(const gm_sim *sim, uintptr_t ptr, gm_pointer_info *info);
 
 /* A live range of a device's memory of `size` bytes, counted in the peak but not as an

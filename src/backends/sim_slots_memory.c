@@ -19,6 +19,18 @@ sim_slot_mem_info(void *self, int device, size_t *free_bytes, size_t *total_byte
 }
 
 gm_status
+sim_slot_mem_largest(
+    void *self, int device, const gm_range *back, size_t count, size_t *bytes)
+{
+    const sim_call call = {self, .slot = SIM_SLOT_mem_largest, .device = device};
+    gm_status status = sim_enter(&call);
+    if (status != GM_OK) {
+        return status;
+    }
+    return sim_leave(&call, sim_mem_largest(self, device, back, count, bytes));
+}
+
+gm_status
 sim_slot_mem_alloc(
     void *self, int device, gm_mem_kind kind, size_t size, uintptr_t *out)
 {

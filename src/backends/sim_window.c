@@ -215,6 +215,25 @@ poison(const sim_range *range)
 
 /* ---- the window ---- */
 
+size_t
+sim_window_largest(const sim_window *window, const gm_range *back, size_t count)
+{
+    const sim_range *range = sim_window_find(window, window->start);
+    size_t capacity = window->capacity - window->used;
+    size_t widest = 0;
+    size_t stretch = 0;
+    for (size_t i = 0; range != NULL; range = range->next) {
+        while (i < count && back[i].base < range->start) {
+            i++;
+        }
+        bool given = range->live && i < count && back[i].base == range->start;
+        capacity += given ? range->size : 0;
+        stretch = range->live && !given ? 0 : stretch + range->size;
+        widest = stretch > widest ? stretch : widest;
+    }
+    return widest < capacity ? widest : capacity;
+}
+
 gm_status
 sim_window_init(sim_window *window, size_t length, size_t capacity)
 {

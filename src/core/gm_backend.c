@@ -11,28 +11,9 @@
  * Cost: a branch or two on top of the indirect call. Threading: as the slots. Required
  * slots are called unchecked: gm_backend_validate has seen the table.
  */
-#include "gm_backend.h"
+#include "gm_backend_private.h"
 
 #include <string.h> // strlen(), memcpy()
-
-/* The call, or the default where the slot is empty. An expression: it hides no
- * return. */
-#define CALL_OPTIONAL(b, slot, ...)                                                    \
-    ((b)->slot != NULL ? (b)->slot((b)->self, __VA_ARGS__) : GM_ERR_UNSUPPORTED)
-
-/* Hands an address or handle on; a backend may not succeed with none. */
-static gm_status
-take_nonzero(gm_status status, uintptr_t value, uintptr_t *out)
-{
-    if (status != GM_OK) {
-        return status;
-    }
-    if (value == 0) {
-        return GM_ERR_INTERNAL;
-    }
-    *out = value;
-    return GM_OK;
-}
 
 gm_status
 gm_backend_validate(const gm_backend *b)
@@ -198,6 +179,27 @@ gm_backend_mem_info(const gm_backend *b,
     if (status == GM_OK) {
         *free_bytes = free_value;
         *total_bytes = total_value;
+    }
+    return status;
+}
+
+gm_status
+gm_backend_mem_largest(
+    const gm_backend *b, int device, const gm_range *back, size_t count, size_t *bytes)
+{
+    size_t value = 0, total = 0;
+    gm_status status;
+    if (b->mem_largest != NULL) {
+        status = b->mem_largest(b->self, device, back, count, &value);
+    }
+    else {
+        status = b->mem_info(b->self, device, &value, &total);
+        for (size_t i = 0; i < count; i++) {
+            value += back[i].size;
+        }
+    }
+    if (status == GM_OK) {
+        *bytes = value;
     }
     return status;
 }
@@ -597,101 +599,4 @@ gm_backend_mem_advise(
 {
     return size > 0 ? CALL_OPTIONAL(b, mem_advise, ptr, size, advice, device)
                     : GM_ERR_INVALID_VALUE;
-}
-
-/* ---- virtual memory ---- */
-
-gm_status
-gm_backend_vm_granularity(const gm_backend *b, int device, size_t *bytes)
-{
-    size_t value = 0;
-    gm_status status = CALL_OPTIONAL(b, vm_granularity, device, &value);
-    return take_nonzero(status, value, bytes);
-}
-
-gm_status
-gm_backend_vm_reserve(const gm_backend *b, size_t size, uintptr_t *out)
-{
-    if (size == 0) {
-        return GM_ERR_INVALID_VALUE;
-    }
-    uintptr_t ptr = 0;
-    gm_status status = CALL_OPTIONAL(b, vm_reserve, size, &ptr);
-    return take_nonzero(status, ptr, out);
-}
-
-gm_status
-gm_backend_vm_unreserve(const gm_backend *b, uintptr_t ptr, size_t size)
-{
-    return CALL_OPTIONAL(b, vm_unreserve, ptr, size);
-}
-
-gm_status
-gm_backend_vm_create(const gm_backend *b, int device, size_t size, gm_handle *out)
-{
-    if (size == 0) {
-        return GM_ERR_INVALID_VALUE;
-    }
-    gm_handle handle = 0;
-    gm_status status = CALL_OPTIONAL(b, vm_create, device, size, &handle);
-    if (status == GM_OK) {
-        *out = handle; // 0 may be a handle: physical memory has no address
-    }
-    return status;
-}
-
-gm_status
-gm_backend_vm_release(const gm_backend *b, gm_handle handle)
-{
-    return CALL_OPTIONAL(b, vm_release, handle);
-}
-
-gm_status
-gm_backend_vm_map(const gm_backend *b, uintptr_t ptr, size_t size, gm_handle handle)
-{
-    return size > 0 ? CALL_OPTIONAL(b, vm_map, ptr, size, handle)
-                    : GM_ERR_INVALID_VALUE;
-}
-
-gm_status
-gm_backend_vm_unmap(const gm_backend *b, uintptr_t ptr, size_t size)
-{
-    return size > 0 ? CALL_OPTIONAL(b, vm_unmap, ptr, size) : GM_ERR_INVALID_VALUE;
-}
-
-gm_status
-gm_backend_vm_set_access(const gm_backend *b, uintptr_t ptr, size_t size, int device)
-{
-    return size > 0 ? CALL_OPTIONAL(b, vm_set_access, ptr, size, device)
-                    : GM_ERR_INVALID_VALUE;
-}
-
-/* ---- other processes ---- */
-
-gm_status
-gm_backend_ipc_export(const gm_backend *b, uintptr_t ptr, gm_ipc_handle *out)
-{
-    gm_ipc_handle value = {{0}};
-    gm_status status = CALL_OPTIONAL(b, ipc_export, ptr, &value);
-    if (status == GM_OK) {
-        *out = value;
-    }
-    return status;
-}
-
-gm_status
-gm_backend_ipc_open(const gm_backend *b,
-                    int device,
-                    const gm_ipc_handle *handle,
-                    uintptr_t *base)
-{
-    uintptr_t ptr = 0;
-    gm_status status = CALL_OPTIONAL(b, ipc_open, device, handle, &ptr);
-    return take_nonzero(status, ptr, base);
-}
-
-gm_status
-gm_backend_ipc_close(const gm_backend *b, uintptr_t base)
-{
-    return CALL_OPTIONAL(b, ipc_close, base);
 }

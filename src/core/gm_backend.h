@@ -120,6 +120,12 @@ typedef struct gm_pointer_info {
     size_t size;
 } gm_pointer_info;
 
+/* Some memory: where it starts, how long it is. */
+typedef struct gm_range {
+    uintptr_t base;
+    size_t size;
+} gm_range;
+
 typedef struct gm_ipc_handle {
     unsigned char bytes[64];
 } gm_ipc_handle;
@@ -188,6 +194,13 @@ typedef struct gm_backend {
                           int device,
                           size_t *free_bytes,
                           size_t *total_bytes);
+
+    /* The most bytes of GM_MEM_DEVICE that one mem_alloc could get if the `count`
+     * allocations `back`, in order of address, were given back before. An estimate
+     * where only the driver knows: another program may be faster. Default: what
+     * mem_info calls free, and theirs. */
+    gm_status (*mem_largest)(
+        void *self, int device, const gm_range *back, size_t count, size_t *bytes);
 
     /* `size` > 0 bytes of `kind`, aligned to at least 512 for device memory; *out is
      * non-zero. May block, may synchronise the device. GM_MEM_DEVICE is required; the
@@ -435,6 +448,8 @@ gm_status gm_backend_mem_info(const gm_backend *b,
                               int device,
                               size_t *free_bytes,
                               size_t *total_bytes);
+gm_status gm_backend_mem_largest(
+    const gm_backend *b, int device, const gm_range *back, size_t count, size_t *bytes);
 gm_status gm_backend_mem_alloc(
     const gm_backend *b, int device, gm_mem_kind kind, size_t size, uintptr_t *out);
 gm_status

@@ -184,8 +184,19 @@ check_counters(const gm_pool *pool, const tally *t)
         return "the count of free blocks is wrong";
     }
     if (s->peak_used_bytes < s->used_bytes || s->peak_total_bytes < s->total_bytes ||
-        s->peak_requested_bytes < s->requested_bytes) {
+        s->peak_requested_bytes < s->requested_bytes ||
+        s->peak_pending_bytes < s->pending_bytes ||
+        s->peak_live_blocks < s->live_blocks || s->peak_segments < s->segments) {
         return "a peak lies below the present";
+    }
+    if (s->allocated_bytes < s->used_bytes ||
+        s->allocated_requested_bytes < s->requested_bytes ||
+        s->hits + s->misses < s->live_blocks) {
+        return "more is in use than was ever handed out";
+    }
+    if (s->upstream_allocated_bytes - s->upstream_freed_bytes !=
+        s->total_bytes + pool->releasing) {
+        return "what came from upstream is neither held nor on its way back";
     }
     return NULL;
 }

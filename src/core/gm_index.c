@@ -189,6 +189,25 @@ gm_index_best(const gm_index *index, size_t size)
     return bin == GM_BIN_COUNT ? NULL : treap_lower_bound(index->roots[bin], 0);
 }
 
+size_t
+gm_index_largest(const gm_index *index)
+{
+    const gm_block *node;
+    unsigned row;
+    unsigned column;
+
+    if (!index->rows) {
+        return 0;
+    }
+    row = 63u - (unsigned)__builtin_clzll(index->rows);
+    column = 31u - (unsigned)__builtin_clz(index->columns[row]);
+    node = index->roots[row * GM_BIN_COLUMNS + column];
+    while (node->u.tree.right) {
+        node = node->u.tree.right;
+    }
+    return node->size;
+}
+
 void
 gm_index_walk(const gm_index *index,
               void (*visit)(void *context, const gm_block *block),

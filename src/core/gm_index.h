@@ -10,9 +10,9 @@
  * of the node's address and do not influence which block is found, so placement is the
  * same on every run.
  *
- * Cost: put, remove and best are a few bit operations plus the depth of one bin's
- * treap: O(1) where the bin holds one block, O(log n) expected in the number of blocks
- * of that bin. Threading: none of its own; the pool's lock is held.
+ * Cost: put, remove, best and largest are a few bit operations plus the depth of one
+ * bin's treap: O(1) where the bin holds one block, O(log n) expected in the number of
+ * blocks of that bin. Threading: none of its own; the pool's lock is held.
  */
 #ifndef GM_INDEX_H
 #define GM_INDEX_H
@@ -33,6 +33,9 @@ void gm_index_remove(gm_index *index, gm_block *block);
 
 /* The best fit for a rounded size, still in the index; NULL when nothing fits. */
 gm_block *gm_index_best(const gm_index *index, size_t size);
+
+/* The size of the largest block, 0 in an empty index. */
+size_t gm_index_largest(const gm_index *index);
 
 /* True when `a` is to be preferred to `b`; a total order over blocks of one arena. */
 bool gm_index_before(const gm_block *a, const gm_block *b);

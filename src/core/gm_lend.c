@@ -69,6 +69,7 @@ take_from_any_locked(gm_pool *pool, const gm_request *request)
     if (!block) {
         return NULL;
     }
+    gm_pool_note_cached_locked(pool);
     if (!gm_pool_carve_locked(pool, &owner->index, block, rounded)) {
         pool->stats.free_blocks--;
     }

@@ -172,6 +172,7 @@ malloc_locked(gm_pool *pool,
     if (!gm_block_store_prepare(&pool->store)) {
         return GM_ERR_HOST_MEMORY;
     }
+    gm_pool_note_cached_locked(pool);
     block = take_block_locked(pool, part, gm_size_round(request->size));
     if (!block) {
         return GM_ERR_CAPTURING;

@@ -94,7 +94,10 @@ gm_pool_take_back_noted_locked(gm_pool *pool, gm_block *block)
     block->state = GM_BLOCK_PENDING;
     pool->stats.pending_bytes += block->size;
     pool->stats.pending_blocks++;
-    gm_pool_drop_note_locked(pool, note);
+    gm_pool_drop_note_locked(pool, note); // where it has no uses, no more pending
+    if (pool->stats.pending_bytes > pool->stats.peak_pending_bytes) {
+        pool->stats.peak_pending_bytes = pool->stats.pending_bytes;
+    }
 }
 
 /* ---- marking what was dropped ---- */

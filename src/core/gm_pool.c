@@ -288,11 +288,16 @@ gm_pool_hand_out_locked(gm_pool *pool, gm_block *block, const gm_request *reques
     stats->live_blocks++;
     stats->requested_bytes += request->size;
     stats->used_bytes += block->size;
+    stats->allocated_requested_bytes += request->size;
+    stats->allocated_bytes += block->size;
     if (stats->requested_bytes > stats->peak_requested_bytes) {
         stats->peak_requested_bytes = stats->requested_bytes;
     }
     if (stats->used_bytes > stats->peak_used_bytes) {
         stats->peak_used_bytes = stats->used_bytes;
+    }
+    if (stats->live_blocks > stats->peak_live_blocks) {
+        stats->peak_live_blocks = stats->live_blocks;
     }
 }
 
@@ -315,6 +320,7 @@ gm_pool_hit_locked(gm_pool *pool,
         pool->stats.free_blocks--;
     }
     pool->stats.hits++;
+    gm_pool_note_cached_locked(pool);
     gm_pool_hand_out_locked(pool, block, request);
     *out = block;
     return GM_OK;
@@ -486,22 +492,6 @@ gm_pool_set_limit(gm_pool *pool, size_t limit)
     }
     gm_pool_lock(pool);
     pool->stats.limit_bytes = limit;
-    gm_pool_unlock(pool);
-    return GM_OK;
-}
-
-gm_status
-gm_pool_read_stats(gm_pool *pool, gm_stats *out)
-{
-    if (gm_process_is_forked()) {
-        return GM_ERR_FORKED;
-    }
-    (void)gm_pool_settle(pool); // how much it was is in the counters
-    gm_pool_lock(pool);
-    *out = pool->stats;
-    out->arenas = pool->arenas.count;
-    out->free_bytes =
-        out->total_bytes - out->used_bytes - out->pending_bytes - out->captured_bytes;
     gm_pool_unlock(pool);
     return GM_OK;
 }

@@ -125,6 +125,15 @@ gm_status gm_pool_set_limit(gm_pool *pool, size_t limit);
 /* A consistent copy of the counters, postponed frees included. */
 gm_status gm_pool_read_stats(gm_pool *pool, gm_stats *out);
 
+/* The same with what can only be looked up: walks the segments and the arenas under the
+ * lock. Then asks upstream, and the other pools on the device, what giving back all
+ * that is idle would make room for; a pool that never took anything asks nobody, so
+ * that a look never begins to use a device. */
+gm_status gm_pool_survey(gm_pool *pool, gm_stats *stats, gm_survey *survey);
+
+/* The peaks begin anew, at what is held now. */
+gm_status gm_pool_reset_peaks(gm_pool *pool);
+
 /* NULL when every invariant holds, else a sentence that names the broken one. Walks
  * everything. */
 const char *gm_pool_check(gm_pool *pool);

@@ -2,7 +2,7 @@
  *
  * The pool's insides, for gm_pool.c (the hit path), gm_reclaim.c (the miss path),
  * gm_note.c, gm_pending.c, gm_stream_end.c, gm_lend.c and gm_part.c (memory of several
- * streams and of graphs) and gm_check.c alone.
+ * streams and of graphs), gm_explain.c (what is read) and gm_check.c alone.
  *
  * Lock rule: functions ending in _locked are called with pool->lock held and call
  * nothing outside the core.
@@ -186,6 +186,31 @@ gm_status gm_pool_hit_locked(gm_pool *pool,
                              const gm_request *request,
                              size_t rounded,
                              gm_block **out);
+
+/* Bytes that are cached. */
+static inline size_t
+gm_pool_cached_locked(const gm_pool *pool)
+{
+    const gm_stats *stats = &pool->stats;
+
+    return stats->total_bytes - stats->used_bytes - stats->pending_bytes -
+           stats->captured_bytes;
+}
+
+/* Before bytes leave the cache: whatever makes it grow looks at no peak. */
+static inline void
+gm_pool_note_cached_locked(gm_pool *pool)
+{
+    size_t cached = gm_pool_cached_locked(pool);
+
+    if (GM_UNLIKELY(cached > pool->stats.peak_free_bytes)) {
+        pool->stats.peak_free_bytes = cached;
+    }
+}
+
+/* The next pool on the list after number `after`, on the same device and not `pool`
+ * itself; *after is then its number. With a reference; NULL at the end. */
+gm_pool *gm_pool_next_sibling(const gm_pool *pool, uint64_t *after);
 
 /* Makes `block` live for `request`, counting it and the peaks. */
 void gm_pool_hand_out_locked(gm_pool *pool, gm_block *block, const gm_request *request);

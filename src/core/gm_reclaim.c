@@ -21,6 +21,7 @@ pool_unlink_locked(gm_pool *pool, gm_segment *segment)
 {
     gm_block *block = segment->first;
 
+    gm_pool_note_cached_locked(pool);
     gm_index_remove(&segment->arena->index, block);
     gm_block_give(&pool->store, block);
     gm_arena_unpin(&pool->arenas, segment->arena);
@@ -87,6 +88,7 @@ gm_pool_give_back(gm_pool *pool, gm_segment *chain)
     gm_pool_lock(pool);
     pool->releasing -= bytes;
     pool->stats.upstream_frees += count;
+    pool->stats.upstream_freed_bytes += bytes;
     gm_pool_unlock(pool);
     gm_process_flight_end();
     return bytes;
@@ -233,9 +235,13 @@ commit_locked(gm_pool *pool,
     stats->segments++;
     stats->misses++;
     stats->upstream_allocations++;
+    stats->upstream_allocated_bytes += r->bytes;
     stats->total_bytes += r->bytes;
     if (stats->total_bytes > stats->peak_total_bytes) {
         stats->peak_total_bytes = stats->total_bytes;
+    }
+    if (stats->segments > stats->peak_segments) {
+        stats->peak_segments = stats->segments;
     }
     gm_pool_hand_out_locked(pool, block, request);
 }
@@ -346,23 +352,35 @@ hold_pool(gm_pool_link *link)
     return refs != 0;
 }
 
+gm_pool *
+gm_pool_next_sibling(const gm_pool *pool, uint64_t *after)
+{
+    gm_pool_link *link;
+
+    while ((link = gm_process_pool_next(*after, hold_pool)) != NULL) {
+        gm_pool *sibling = pool_of_link(link);
+
+        *after = link->number;
+        if (sibling != pool && sibling->device == pool->device) {
+            return sibling;
+        }
+        gm_pool_unref(sibling);
+    }
+    return NULL;
+}
+
 static size_t
 release_siblings(const gm_pool *pool)
 {
     size_t bytes = 0;
     uint64_t after = 0;
-    gm_pool_link *link;
+    gm_pool *sibling;
 
-    while ((link = gm_process_pool_next(after, hold_pool)) != NULL) {
-        gm_pool *sibling = pool_of_link(link);
-
-        after = link->number;
-        if (sibling != pool && sibling->device == pool->device) {
-            (void)gm_pool_settle_all(sibling); // as much as comes free goes below
-            bytes += gm_pool_release_idle(sibling);
-            gm_pool_lock(sibling); // its owner may have let go of it meanwhile
-            gm_pool_leave(sibling);
-        }
+    while ((sibling = gm_pool_next_sibling(pool, &after)) != NULL) {
+        (void)gm_pool_settle_all(sibling); // as much as comes free goes below
+        bytes += gm_pool_release_idle(sibling);
+        gm_pool_lock(sibling); // its owner may have let go of it meanwhile
+        gm_pool_leave(sibling);
         gm_pool_unref(sibling);
     }
     return bytes;

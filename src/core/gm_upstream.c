@@ -26,6 +26,24 @@ backend_give(void *context, int device, const gm_piece *piece)
     (void)gm_backend_mem_free(backend, device, GM_MEM_DEVICE, piece->base);
 }
 
+static gm_status
+backend_room(
+    void *context, int device, const gm_range *back, size_t count, gm_room *out)
+{
+    const gm_backend *backend = context;
+    gm_room room;
+    gm_status status =
+        gm_backend_mem_info(backend, device, &room.free_bytes, &room.total_bytes);
+
+    if (status == GM_OK) {
+        status = gm_backend_mem_largest(backend, device, back, count, &room.largest);
+    }
+    if (status == GM_OK) {
+        *out = room;
+    }
+    return status;
+}
+
 gm_upstream
 gm_upstream_of_backend(const gm_backend *backend)
 {
@@ -34,5 +52,6 @@ gm_upstream_of_backend(const gm_backend *backend)
         .backend = backend,
         .take = backend_take,
         .give = backend_give,
+        .room = backend_room,
     };
 }

@@ -11,6 +11,13 @@
 #include "gm_backend.h"
 #include "gm_block.h"
 
+/* How much memory there is. */
+typedef struct gm_room {
+    size_t free_bytes;  // that nobody holds
+    size_t total_bytes; // that the device has
+    size_t largest;     // the most that one `take` could get
+} gm_room;
+
 typedef struct gm_upstream {
     void *context;
 
@@ -26,6 +33,13 @@ typedef struct gm_upstream {
     /* Takes back what `take` gave. Cannot fail as far as the pool is concerned. May be
      * called from a destructor. */
     void (*give)(void *context, int device, const gm_piece *piece);
+
+    /* How much memory `device` has for takes, `largest` as if the `count` pieces
+     * `back`, in order of address, had been given back before: idle ones of this pool
+     * and of others on the device. May begin to use the device. Optional: nothing is
+     * known. */
+    gm_status (*room)(
+        void *context, int device, const gm_range *back, size_t count, gm_room *out);
 
     /* The pool is gone and will not call again. Optional. */
     void (*end)(void *context);

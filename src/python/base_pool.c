@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The base type of MemoryPool and SingleDeviceMemoryPool: allocating through a native
- * pool, and the methods that ask one or trim it.
+ * pool, and the methods that trim one or bound it. Those that only ask are in
+ * pool_stats.c.
  *
  * Cost: gmpy_pool_malloc on a hit is the core's hit plus two objects from free lists.
  * Threading: everything may be called from any thread. Anything that may wait, for a
@@ -161,85 +162,15 @@ gmpy_as_base_allocator(gmpy_state *st, PyObject *arg, PyObject **out)
     return 0;
 }
 
-/* ---- asking ---- */
-
-/* The counters of the pool `op` is about; zeros where it has not been made. With
- * `limit` also the limit that it would be made with. */
-static int
-read_stats(PyObject *op, bool limit, gm_stats *out)
-{
-    gmpy_any_pool *self = (gmpy_any_pool *)op;
-    gm_pool *pool;
-    int device;
-    int found = self->find(self, false, &pool, &device);
-
-    *out = (gm_stats){0};
-    if (found > 0) {
-        Py_BEGIN_ALLOW_THREADS
-        gm_pool_read_stats(pool, out);
-        Py_END_ALLOW_THREADS
-        return 0;
-    }
-    if (found == 0 && limit) {
-        return gmpy_default_limit(self->st, device, &out->limit_bytes);
-    }
-    return found;
-}
-
-#define STATISTIC(name, limit, field)                                                  \
-    static PyObject *pool_##name(PyObject *self, PyObject *Py_UNUSED(ignored))         \
-    {                                                                                  \
-        gm_stats stats;                                                                \
-                                                                                       \
-        return read_stats(self, limit, &stats) < 0 ? NULL                              \
-                                                   : PyLong_FromSize_t(stats.field);   \
-    }
-STATISTIC(used_bytes, false, used_bytes)
-STATISTIC(free_bytes, false, free_bytes)
-STATISTIC(total_bytes, false, total_bytes)
-STATISTIC(n_free_blocks, false, free_blocks)
-STATISTIC(get_limit, true, limit_bytes)
-#undef STATISTIC
-
-static PyObject *
-pool_stats(PyObject *self, PyObject *Py_UNUSED(ignored))
-{
-    gm_stats stats;
-    PyObject *dict;
-    PyObject *value;
-
-    if (read_stats(self, true, &stats) < 0) {
-        return NULL;
-    }
-    dict = PyDict_New();
-    if (!dict) {
-        return NULL;
-    }
-#define ADD(name, text)                                                                \
-    value = PyLong_FromSize_t(stats.name);                                             \
-    if (!value || PyDict_SetItemString(dict, #name, value) < 0) {                      \
-        goto fail;                                                                     \
-    }                                                                                  \
-    Py_DECREF(value);
-    GM_STATS_LIST(ADD)
-#undef ADD
-    return dict;
-
-fail:
-    Py_XDECREF(value);
-    Py_DECREF(dict);
-    return NULL;
-}
-
 /* ---- trimming ---- */
 
 static int
-release_idle(PyObject *op, const gm_stream_key *key)
+release_idle(PyObject *op, PyObject *device_arg, const gm_stream_key *key)
 {
     gmpy_any_pool *self = (gmpy_any_pool *)op;
     gm_pool *pool;
     int device;
-    int found = self->find(self, false, &pool, &device);
+    int found = self->find(self, device_arg, false, &pool, &device);
 
     if (found > 0) {
         Py_BEGIN_ALLOW_THREADS(void)
@@ -255,9 +186,10 @@ pool_free_all_blocks(PyObject *self,
                      Py_ssize_t nargs,
                      PyObject *kwnames)
 {
-    static const gmpy_signature signature = {"free_all_blocks", 1, 0, 1, {"stream"}};
+    static const gmpy_signature signature = {
+        "free_all_blocks", 2, 0, 1, {"stream", "device"}};
     gmpy_state *st = ((gmpy_any_pool *)self)->st;
-    PyObject *given[1];
+    PyObject *given[2];
     gm_stream_key key;
     bool one;
 
@@ -268,7 +200,7 @@ pool_free_all_blocks(PyObject *self,
     if (one && gmpy_as_stream_key(st, given[0], &key) < 0) {
         return NULL;
     }
-    if (release_idle(self, one ? &key : NULL) < 0) {
+    if (release_idle(self, given[1], one ? &key : NULL) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -279,7 +211,7 @@ pool_free_all_free(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     if (PyErr_WarnEx(PyExc_DeprecationWarning,
                      "free_all_free is deprecated; use free_all_blocks", 1) < 0 ||
-        release_idle(self, NULL) < 0) {
+        release_idle(self, NULL, NULL) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -291,15 +223,15 @@ static PyObject *
 pool_set_limit(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const gmpy_signature signature = {
-        "set_limit", 2, 0, 2, {"size", "fraction"}};
+        "set_limit", 3, 0, 2, {"size", "fraction", "device"}};
     gmpy_any_pool *self = (gmpy_any_pool *)op;
-    PyObject *given[2];
+    PyObject *given[3];
     size_t limit;
     gm_pool *pool;
     int device;
 
     if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
-        self->find(self, true, &pool, &device) < 0 ||
+        self->find(self, given[2], true, &pool, &device) < 0 ||
         gmpy_as_limit(self->st, device, given[0], given[1], &limit) < 0) {
         return NULL;
     }
@@ -313,7 +245,7 @@ pool_set_limit(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
 
 PyDoc_STRVAR(
     free_all_blocks_doc,
-    "free_all_blocks($self, stream=None)\n"
+    "free_all_blocks($self, stream=None, *, device=None)\n"
     "--\n"
     "\n"
     "Gives cached memory back to the device.\n"
@@ -323,37 +255,20 @@ PyDoc_STRVAR(
     "\n"
     "Args:\n"
     "    stream (Stream): only what that stream cached; everything if None.\n"
+    "    device (int or Device): which device's pool; the current one's if None.\n"
     "\n"
     "Raises:\n"
-    "    TypeError: stream is not a stream.");
+    "    TypeError: stream is not a stream.\n"
+    "    ValueError: there is no such device, or a SingleDeviceMemoryPool is on\n"
+    "        another one.");
 PyDoc_STRVAR(free_all_free_doc,
              "free_all_free($self, /)\n"
              "--\n"
              "\n"
              "Deprecated name of free_all_blocks().");
-PyDoc_STRVAR(n_free_blocks_doc,
-             "n_free_blocks($self, /)\n"
-             "--\n"
-             "\n"
-             "Returns the number of cached blocks, pieces of split segments included.");
-PyDoc_STRVAR(used_bytes_doc,
-             "used_bytes($self, /)\n"
-             "--\n"
-             "\n"
-             "Returns the bytes of live blocks, rounded up to whole units of 512.");
-PyDoc_STRVAR(free_bytes_doc,
-             "free_bytes($self, /)\n"
-             "--\n"
-             "\n"
-             "Returns the bytes that are cached for reuse.");
-PyDoc_STRVAR(total_bytes_doc,
-             "total_bytes($self, /)\n"
-             "--\n"
-             "\n"
-             "Returns the bytes held from the device, used and cached.");
 PyDoc_STRVAR(
     set_limit_doc,
-    "set_limit($self, size=None, fraction=None)\n"
+    "set_limit($self, size=None, fraction=None, *, device=None)\n"
     "--\n"
     "\n"
     "Sets the most that the pool may hold from the device.\n"
@@ -364,35 +279,24 @@ PyDoc_STRVAR(
     "    size (int): bytes; 0 for no limit.\n"
     "    fraction (float): a part of the device's total memory, from 0 to 1; 0\n"
     "        for no limit. With neither argument there is no limit.\n"
+    "    device (int or Device): which device's pool; the current one's if None.\n"
     "\n"
     "Raises:\n"
-    "    ValueError: both are given, or one is out of range.\n"
+    "    ValueError: both are given, one is out of range, there is no such\n"
+    "        device, or a SingleDeviceMemoryPool is on another one.\n"
     "    TypeError: size is not an integer, or fraction not a number.");
-PyDoc_STRVAR(get_limit_doc,
-             "get_limit($self, /)\n"
-             "--\n"
-             "\n"
-             "Returns the limit in bytes, 0 for none.");
-PyDoc_STRVAR(stats_doc,
-             "stats($self, /)\n"
-             "--\n"
-             "\n"
-             "Returns the pool's counters as a dictionary of integers, taken at one\n"
-             "instant. Bytes are rounded to whole units but for requested_bytes.");
-
 static PyMethodDef base_pool_methods[] = {
     {"free_all_blocks", (PyCFunction)(void (*)(void))pool_free_all_blocks,
      METH_FASTCALL | METH_KEYWORDS, free_all_blocks_doc},
     {"free_all_free", pool_free_all_free, METH_NOARGS, free_all_free_doc},
-    {"n_free_blocks", pool_n_free_blocks, METH_NOARGS, n_free_blocks_doc},
-    {"used_bytes", pool_used_bytes, METH_NOARGS, used_bytes_doc},
-    {"free_bytes", pool_free_bytes, METH_NOARGS, free_bytes_doc},
-    {"total_bytes", pool_total_bytes, METH_NOARGS, total_bytes_doc},
     {"set_limit", (PyCFunction)(void (*)(void))pool_set_limit,
      METH_FASTCALL | METH_KEYWORDS, set_limit_doc},
-    {"get_limit", pool_get_limit, METH_NOARGS, get_limit_doc},
-    {"stats", pool_stats, METH_NOARGS, stats_doc},
-    {0},
+#define METHOD(name)                                                                   \
+    {#name, (PyCFunction)(void (*)(void))gmpy_pool_##name,                             \
+     METH_FASTCALL | METH_KEYWORDS, gmpy_pool_##name##_doc},
+    GMPY_POOL_STATS_METHODS(METHOD)
+#undef METHOD
+        {0},
 };
 
 PyDoc_STRVAR(base_pool_doc,

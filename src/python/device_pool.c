@@ -32,8 +32,29 @@ PyDoc_STRVAR(
     "Raises:\n"
     "    TypeError: allocator is not callable.");
 
+/* 1 where a `device` argument names the device that the pool is on, else -1. */
 static int
-device_pool_find(gmpy_any_pool *any, bool Py_UNUSED(make), gm_pool **out, int *device)
+device_pool_check(const gmpy_device_pool *self, PyObject *arg)
+{
+    int device;
+
+    if (gmpy_as_device(self->any.st, arg, &device) < 0) {
+        return -1;
+    }
+    if (device != self->device) {
+        PyErr_Format(PyExc_ValueError, "the pool is on device %d, not on %d",
+                     self->device, device);
+        return -1;
+    }
+    return 1;
+}
+
+static int
+device_pool_find(gmpy_any_pool *any,
+                 PyObject *device_arg,
+                 bool Py_UNUSED(make),
+                 gm_pool **out,
+                 int *device)
 {
     gmpy_device_pool *self = (gmpy_device_pool *)any;
 
@@ -49,7 +70,8 @@ device_pool_find(gmpy_any_pool *any, bool Py_UNUSED(make), gm_pool **out, int *d
     }
     *device = self->device;
     *out = self->pool;
-    return 1;
+    return device_arg && device_arg != Py_None ? device_pool_check(self, device_arg)
+                                               : 1;
 }
 
 PyObject *
@@ -184,13 +206,14 @@ gmpy_device_pool_dealloc(PyObject *op)
 
 PyDoc_STRVAR(
     malloc_doc,
-    "malloc($self, size)\n"
+    "malloc($self, size, *, device=None)\n"
     "--\n"
     "\n"
     "Allocates memory for use on the current stream.\n"
     "\n"
     "Args:\n"
     "    size (int): bytes; 0 gives a null pointer.\n"
+    "    device (int or Device): the one that the pool is on, or None.\n"
     "\n"
     "Returns:\n"
     "    MemoryPointer: to the start of the memory, which goes back to the pool\n"
@@ -201,6 +224,7 @@ PyDoc_STRVAR(
     "        after everything idle was given back and garbage was collected.\n"
     "    OverflowError: size is negative or above 2**64-1.\n"
     "    TypeError: size is not an integer.\n"
+    "    ValueError: the pool is not on that device.\n"
     "    CUDARuntimeError: the device refused for another reason.");
 
 static PyObject *
@@ -209,16 +233,16 @@ device_pool_malloc(PyObject *op,
                    Py_ssize_t nargs,
                    PyObject *kwnames)
 {
-    static const gmpy_signature signature = {"malloc", 1, 1, 1, {"size"}};
+    static const gmpy_signature signature = {"malloc", 2, 1, 1, {"size", "device"}};
     gmpy_device_pool *self = (gmpy_device_pool *)op;
-    PyObject *given[1];
+    PyObject *given[2];
     gm_pool *pool;
     size_t size;
     int device;
 
     if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
         gmpy_as_size(given[0], "size", &size) < 0 ||
-        device_pool_find(&self->any, true, &pool, &device) < 0) {
+        device_pool_find(&self->any, given[1], true, &pool, &device) < 0) {
         return NULL;
     }
     return gmpy_pool_malloc(self->any.st, pool, device, size);
@@ -257,7 +281,7 @@ device_pool_free(PyObject *op,
     if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
         gmpy_as_address(given[0], "ptr", &ptr) < 0 ||
         gmpy_as_size(given[1], "size", &size) < 0 ||
-        device_pool_find(&self->any, true, &pool, &device) < 0) {
+        device_pool_find(&self->any, NULL, true, &pool, &device) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * MemoryPool: a SingleDeviceMemoryPool a device, made when memory of that device is
- * first asked for. Every method acts on the pool of the calling thread's current
- * device.
+ * first asked for. Every method acts on the pool of the device that it is given, or of
+ * the calling thread's current one.
  *
  * Reading statistics makes no pool and touches no device.
  *
@@ -35,7 +35,7 @@ PyDoc_STRVAR(
     "Keeps what is given back and serves later requests of the same stream from\n"
     "it: the best fit, split to size. Set it as the allocator by\n"
     "set_allocator(MemoryPool().malloc). Its methods are about the current\n"
-    "device. Safe to share between threads.\n"
+    "device where they are given none. Safe to share between threads.\n"
     "\n"
     "Memory outlives its pool: what is in use when the pool dies stays valid and\n"
     "goes back to the device when its last pointer does.\n"
@@ -86,7 +86,8 @@ memory_pool_make(memory_pool *self, int device)
 }
 
 static int
-memory_pool_find(gmpy_any_pool *any, bool make, gm_pool **out, int *device)
+memory_pool_find(
+    gmpy_any_pool *any, PyObject *device_arg, bool make, gm_pool **out, int *device)
 {
     memory_pool *self = (memory_pool *)any;
     int result = 0;
@@ -101,11 +102,8 @@ memory_pool_find(gmpy_any_pool *any, bool make, gm_pool **out, int *device)
         gmpy_raise(any->st, GM_ERR_FORKED, "using a memory pool");
         return -1;
     }
-    if (!gmpy_backend(any->st)) {
-        return -1;
-    }
-    *device = gmpy_current_device(any->st);
-    if (*device < 0) {
+    if (!gmpy_backend(any->st) ||
+        gmpy_as_device_or_current(any->st, device_arg, device) < 0) {
         return -1;
     }
     Py_BEGIN_CRITICAL_SECTION(self);
@@ -201,13 +199,14 @@ memory_pool_dealloc(PyObject *op)
 
 PyDoc_STRVAR(
     malloc_doc,
-    "malloc($self, size)\n"
+    "malloc($self, size, *, device=None)\n"
     "--\n"
     "\n"
-    "Allocates memory of the current device for use on the current stream.\n"
+    "Allocates memory of a device for use on its current stream.\n"
     "\n"
     "Args:\n"
     "    size (int): bytes; 0 gives a null pointer.\n"
+    "    device (int or Device): where; on the current device if None.\n"
     "\n"
     "Returns:\n"
     "    MemoryPointer: to the start of the memory, which goes back to the pool\n"
@@ -218,21 +217,37 @@ PyDoc_STRVAR(
     "        after everything idle was given back and garbage was collected.\n"
     "    OverflowError: size is negative or above 2**64-1.\n"
     "    TypeError: size is not an integer.\n"
+    "    ValueError: there is no such device.\n"
     "    CUDARuntimeError: the device refused for another reason.");
+
+/* The same on the device of a `device` argument, with all checks. */
+static PyObject *
+memory_pool_malloc_on(PyObject *op, size_t size, PyObject *device_arg)
+{
+    gmpy_any_pool *self = (gmpy_any_pool *)op;
+    gm_pool *pool;
+    int device;
+
+    if (memory_pool_find(self, device_arg, true, &pool, &device) < 0) {
+        return NULL;
+    }
+    return gmpy_pool_malloc(self->st, pool, device, size);
+}
 
 PyObject *
 gmpy_memory_pool_malloc(PyObject *op, PyObject *arg)
 {
-    memory_pool *self = (memory_pool *)op;
-    gmpy_state *st = self->any.st;
-    gm_pool *pool;
     size_t size;
-    int device;
 
     if (gmpy_as_size(arg, "size", &size) < 0) {
         return NULL;
     }
 #ifndef Py_GIL_DISABLED
+    const memory_pool *self = (const memory_pool *)op;
+    gmpy_state *st = self->any.st;
+    gm_pool *pool;
+    int device;
+
     device = gmpy_current_device(st);
     if (device < 0) {
         return NULL;
@@ -242,10 +257,7 @@ gmpy_memory_pool_malloc(PyObject *op, PyObject *arg)
         return gmpy_pool_malloc(st, pool, device, size);
     }
 #endif
-    if (memory_pool_find(&self->any, true, &pool, &device) < 0) {
-        return NULL;
-    }
-    return gmpy_pool_malloc(st, pool, device, size);
+    return memory_pool_malloc_on(op, size, NULL);
 }
 
 static PyObject *
@@ -254,15 +266,18 @@ memory_pool_malloc(PyObject *self,
                    Py_ssize_t nargs,
                    PyObject *kwnames)
 {
-    static const gmpy_signature signature = {"malloc", 1, 1, 1, {"size"}};
-    PyObject *given[1];
+    static const gmpy_signature signature = {"malloc", 2, 1, 1, {"size", "device"}};
+    PyObject *given[2];
+    size_t size;
 
     if (GM_LIKELY(nargs == 1 && !kwnames)) {
         return gmpy_memory_pool_malloc(self, args[0]);
     }
-    return gmpy_unpack(&signature, args, nargs, kwnames, given) < 0
-               ? NULL
-               : gmpy_memory_pool_malloc(self, given[0]);
+    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
+        gmpy_as_size(given[0], "size", &size) < 0) {
+        return NULL;
+    }
+    return memory_pool_malloc_on(self, size, given[1]);
 }
 
 bool

@@ -231,6 +231,9 @@ gmpy_current_device(gmpy_state *st)
 /* A device number from an int or Device; ValueError when there is none such. */
 int gmpy_as_device(gmpy_state *st, PyObject *arg, int *out);
 
+/* The same, where NULL and None are the current device. */
+int gmpy_as_device_or_current(gmpy_state *st, PyObject *arg, int *out);
+
 extern PyMethodDef gmpy_runtime_methods[];
 
 /* ---- device_life.c ---- */
@@ -482,9 +485,14 @@ typedef struct gmpy_any_pool gmpy_any_pool;
 struct gmpy_any_pool {
     PyObject_HEAD
     gmpy_state *st;
-    /* The native pool a method is about: 1, *out and *device are set; 0, there is none
-     * yet and `make` is false, *device is set; -1 with an exception. */
-    int (*find)(gmpy_any_pool *self, bool make, gm_pool **out, int *device);
+    /* The native pool a method is about, by its `device` argument (NULL or None: the
+     * current one): 1, *out and *device are set; 0, there is none yet and `make` is
+     * false, *device is set; -1 with an exception. */
+    int (*find)(gmpy_any_pool *self,
+                PyObject *device_arg,
+                bool make,
+                gm_pool **out,
+                int *device);
 };
 
 int gmpy_base_pool_init(PyObject *module, gmpy_state *st);
@@ -495,6 +503,26 @@ int gmpy_pool_malloc_slow(gmpy_state *st,
                           gm_pool *pool,
                           const gm_request *request,
                           gm_block **out);
+
+/* ---- pool_stats.c ---- */
+
+/* The methods of both pool types that only ask; for each there is a function
+ * gmpy_pool_NAME and a text gmpy_pool_NAME_doc. */
+#define GMPY_POOL_STATS_METHODS(X)                                                     \
+    X(used_bytes)                                                                      \
+    X(free_bytes)                                                                      \
+    X(total_bytes)                                                                     \
+    X(n_free_blocks)                                                                   \
+    X(get_limit)                                                                       \
+    X(stats)                                                                           \
+    X(reset_peak_stats)
+
+#define GMPY_POOL_STATS_METHOD(name)                                                   \
+    PyObject *gmpy_pool_##name(PyObject *self, PyObject *const *args,                  \
+                               Py_ssize_t nargs, PyObject *kwnames);                   \
+    extern const char gmpy_pool_##name##_doc[];
+GMPY_POOL_STATS_METHODS(GMPY_POOL_STATS_METHOD)
+#undef GMPY_POOL_STATS_METHOD
 
 /* ---- limit.c ---- */
 

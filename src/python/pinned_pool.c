@@ -48,7 +48,11 @@ PyDoc_STRVAR(
     "    TypeError: allocator is not callable.");
 
 static int
-pinned_pool_find(gmpy_any_pool *any, bool Py_UNUSED(make), gm_pool **out, int *device)
+pinned_pool_find(gmpy_any_pool *any,
+                 PyObject *device_arg,
+                 bool Py_UNUSED(make),
+                 gm_pool **out,
+                 int *device)
 {
     gmpy_device_pool *self = (gmpy_device_pool *)any;
 
@@ -60,6 +64,10 @@ pinned_pool_find(gmpy_any_pool *any, bool Py_UNUSED(make), gm_pool **out, int *d
         PyErr_SetString(PyExc_RuntimeError, self->device == GMPY_DEVICE_UNSET
                                                 ? "the pool was not initialized"
                                                 : "the pool was collected as garbage");
+        return -1;
+    }
+    if (device_arg && device_arg != Py_None) {
+        PyErr_SetString(PyExc_ValueError, "the pool is of the host, not of a device");
         return -1;
     }
     *device = GMPY_DEVICE_HOST;
@@ -162,7 +170,7 @@ pinned_pool_malloc(PyObject *op,
 
     if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
         gmpy_as_size(given[0], "size", &size) < 0 ||
-        self->find(self, true, &pool, &device) < 0) {
+        self->find(self, NULL, true, &pool, &device) < 0) {
         return NULL;
     }
     return gmpy_pinned_pointer_to_new(self->st, pinned_pool_take(self->st, pool, size));

@@ -322,21 +322,38 @@ gmpy_current_device_slow(gmpy_state *st)
 int
 gmpy_as_device(gmpy_state *st, PyObject *arg, int *out)
 {
-    if (!gmpy_backend(st) || gmpy_as_int(arg, "device", out) < 0) {
+    if (!gmpy_backend(st)) {
         return -1;
+    }
+    if (gmpy_as_int(arg, "device", out) < 0) {
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            return -1;
+        }
+        PyErr_Clear(); // no device has such a number either
+        *out = -1;
     }
     if (*out < 0 || *out >= st->device_count) {
         if (st->device_count == 1) {
             PyErr_Format(PyExc_ValueError,
-                         "device must be 0, the only one there is, not %d", *out);
+                         "device must be 0, the only one there is, not %S", arg);
         }
         else {
-            PyErr_Format(PyExc_ValueError, "device must be from 0 to %d, not %d",
-                         st->device_count - 1, *out);
+            PyErr_Format(PyExc_ValueError, "device must be from 0 to %d, not %S",
+                         st->device_count - 1, arg);
         }
         return -1;
     }
     return 0;
+}
+
+int
+gmpy_as_device_or_current(gmpy_state *st, PyObject *arg, int *out)
+{
+    if (arg && arg != Py_None) {
+        return gmpy_as_device(st, arg, out);
+    }
+    *out = gmpy_current_device(st);
+    return *out < 0 ? -1 : 0;
 }
 
 /* ---- configuration ---- */

@@ -62,7 +62,7 @@ testing_check_pool(PyObject *module, PyObject *arg)
         PyErr_SetString(PyExc_TypeError, "expected a memory pool");
         return NULL;
     }
-    found = self->find(self, false, &pool, &device);
+    found = self->find(self, NULL, false, &pool, &device);
     if (found < 0) {
         return NULL;
     }

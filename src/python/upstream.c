@@ -64,6 +64,17 @@ give_plain(gmpy_upstream *up, int device, const gm_piece *piece)
     }
 }
 
+/* What is asked of the device about its memory: only where it is the device's own that
+ * the pool takes. */
+static gm_status
+device_room(void *context, int device, const gm_range *back, size_t count, gm_room *out)
+{
+    gmpy_upstream *up = context;
+    gm_upstream plain = gm_upstream_of_backend(up->st->backend);
+
+    return plain.room(plain.context, device, back, count, out);
+}
+
 static void
 device_give(void *context, int device, const gm_piece *piece)
 {
@@ -350,6 +361,7 @@ gmpy_pool_new(
         .backend = st->backend,
         .take = upstream_take,
         .give = upstream_give,
+        .room = callable || device == GMPY_DEVICE_HOST ? NULL : device_room,
         .end = upstream_end,
     };
     gm_status status = up ? gm_pool_new(device, upstream, out) : GM_ERR_HOST_MEMORY;

@@ -110,7 +110,10 @@ note_peaks(model *m)
 
     m->peak_requested = larger(m->peak_requested, sums.requested);
     m->peak_used = larger(m->peak_used, sums.used);
+    m->peak_free = larger(m->peak_free, sums.total - sums.used);
     m->peak_total = larger(m->peak_total, sums.total);
+    m->peak_live = larger(m->peak_live, sums.live_blocks);
+    m->peak_segments = larger(m->peak_segments, m->segment_count);
 }
 
 /* The smallest free block of `key` that fits, the earliest of equals: segments are in
@@ -160,6 +163,7 @@ add_segment(model *m, size_t rounded, uint64_t key)
     m->segments = resize(m->segments, m->segment_count + 1, sizeof *m->segments);
     m->segments[m->segment_count++] = s;
     m->next_serial++;
+    m->upstream_allocated += rounded;
     return true;
 }
 
@@ -184,6 +188,8 @@ model_malloc(model *m, size_t size, uint64_t key, model_place *out)
     model_block whole = s->blocks[j];
 
     s->blocks[j] = (model_block){whole.offset, rounded, size};
+    m->allocated_requested += size;
+    m->allocated += rounded;
     if (whole.size > rounded) {
         insert_block(s, j + 1,
                      (model_block){whole.offset + rounded, whole.size - rounded, 0});
@@ -219,6 +225,7 @@ model_free(model *m, model_place place)
                 if (j > 0) {
                     join(m, s, j - 1);
                 }
+                note_peaks(m);
                 return true;
             }
         }
@@ -238,6 +245,7 @@ model_release(model *m, const uint64_t *key)
             (key == NULL || *key == s->key)) {
             bytes += s->size;
             m->releases++;
+            m->upstream_freed += s->size;
             remove_segment(m, i);
         }
     }

@@ -21,7 +21,8 @@ typedef struct model {
     size_t segment_count;
     uint64_t next_serial;
     size_t hits, misses, splits, merges, releases, refusals, retries;
-    size_t peak_requested, peak_used, peak_total;
+    size_t allocated_requested, allocated, upstream_allocated, upstream_freed; // bytes
+    size_t peak_requested, peak_used, peak_free, peak_total, peak_live, peak_segments;
 } model;
 
 typedef struct model_place {

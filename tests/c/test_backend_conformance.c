@@ -167,6 +167,36 @@ CONFORMANCE(memory_info_follows)
     CHECK_EQ(after, before);
 }
 
+/* Four pieces, every other one to be given back: exact where the device tells, never
+ * less than what a piece alone makes room for. */
+CONFORMANCE(memory_largest_counts_what_goes_back)
+{
+    const size_t size = 4 * MIB;
+    uintptr_t ptrs[4];
+    size_t none = 0, some = 0, bytes = 7;
+    for (size_t i = 0; i < 4; i++) {
+        ptrs[i] = take(b, GM_MEM_DEVICE, size);
+    }
+    gm_range back[2] = {{ptrs[0], size}, {ptrs[2], size}};
+    if (ptrs[2] < ptrs[0]) {
+        back[0].base = ptrs[2];
+        back[1].base = ptrs[0];
+    }
+    CHECK_EQ(gm_backend_mem_largest(b, 0, NULL, 0, &none), GM_OK);
+    CHECK_EQ(gm_backend_mem_largest(b, 0, back, 2, &some), GM_OK);
+    CHECK(some >= none && some >= size && some <= none + 2 * size);
+    if (is_simulated(b)) {
+        give(b, GM_MEM_DEVICE, take(b, GM_MEM_DEVICE, none));
+        CHECK_EQ(gm_backend_mem_alloc(b, 0, GM_MEM_DEVICE, none + 1, &ptrs[0]),
+                 GM_ERR_OUT_OF_MEMORY);
+    }
+    CHECK_EQ(gm_backend_mem_largest(b, -1, NULL, 0, &bytes), GM_ERR_INVALID_DEVICE);
+    CHECK_EQ(bytes, 7);
+    for (size_t i = 0; i < 4; i++) {
+        give(b, GM_MEM_DEVICE, ptrs[i]);
+    }
+}
+
 CONFORMANCE(memory_sizes_refused)
 {
     size_t free_bytes = 0, total_bytes = 0;

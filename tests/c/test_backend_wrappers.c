@@ -290,6 +290,10 @@ TEST(backend_missing_slots_have_their_defaults)
     gm_capture_state capture = GM_CAPTURE_ACTIVE;
     uint64_t number = 1;
     bool can = true;
+    const gm_range back[] = {{512, 1024}, {4096, 512}};
+    size_t bytes = 7;
+    CHECK_EQ(gm_backend_mem_largest(&b, 0, back, 2, &bytes), GM_OK);
+    CHECK_EQ(bytes, 99 + 1024 + 512);
     CHECK_EQ(gm_backend_last_error(&b), 0);
     CHECK_EQ(gm_backend_versions(&b, &driver, &runtime), GM_OK);
     CHECK_EQ(driver, 0);

@@ -190,6 +190,7 @@ fail_devices_and_memory(const gm_backend *b)
     FAILS(device_reset, 0);
     FAILS(device_incarnation, 0, &value);
     FAILS(mem_info, 0, &bytes, &bytes);
+    FAILS(mem_largest, 0, NULL, 0, &bytes);
     FAILS(mem_alloc, 0, GM_MEM_DEVICE, 1, &ptr);
     FAILS(mem_free, 0, GM_MEM_DEVICE, 1);
     FAILS(mem_alloc_async, 0, 1, 0, &ptr);

@@ -162,6 +162,8 @@ world_step(world *w, size_t wanted_count)
     }
     best = array_best(&w->sorted, size);
     CHECK_EQ(gm_index_best(&w->index, size) - w->nodes, best - w->nodes);
+    CHECK_EQ(gm_index_largest(&w->index),
+             w->sorted.count ? w->sorted.items[w->sorted.count - 1]->size : 0);
 }
 
 typedef struct visit {

@@ -41,6 +41,7 @@ check_untouched(gm_pool *pool, gm_stats before, gm_status status)
         CHECK_EQ(after.retries, before.retries + (bytes > 0));
         CHECK_EQ(before.segments - after.segments,
                  after.upstream_frees - before.upstream_frees);
+        CHECK_EQ(after.upstream_freed_bytes - before.upstream_freed_bytes, bytes);
         CHECK_EQ(before.free_bytes - after.free_bytes, bytes);
         CHECK_EQ(gm_pool_release_idle(pool), 0);
         before.total_bytes = after.total_bytes;
@@ -49,6 +50,7 @@ check_untouched(gm_pool *pool, gm_stats before, gm_status status)
         before.segments = after.segments;
         before.arenas = after.arenas;
         before.upstream_frees = after.upstream_frees;
+        before.upstream_freed_bytes = after.upstream_freed_bytes;
         before.out_of_memory = after.out_of_memory;
         before.retries = after.retries;
     }

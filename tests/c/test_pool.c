@@ -96,6 +96,14 @@ TEST(pool_busy_lock_is_reported)
     bench_fini(&b);
 }
 
+static void
+add_freed(gm_stats *s, size_t requested, size_t rounded)
+{
+    s->freed_requested_bytes += requested;
+    s->freed_bytes += rounded;
+    s->freed_blocks++;
+}
+
 TEST(pool_counters_through_one_life)
 {
     bench b;
@@ -107,23 +115,31 @@ TEST(pool_counters_through_one_life)
     CHECK_EQ(h.block->size, 1024);
     s.requested_bytes = s.peak_requested_bytes = 1000;
     s.used_bytes = s.peak_used_bytes = s.total_bytes = s.peak_total_bytes = 1024;
+    s.allocated_requested_bytes = 1000;
+    s.allocated_bytes = s.upstream_allocated_bytes = 1024;
     s.live_blocks = s.segments = s.arenas = s.misses = s.upstream_allocations = 1;
+    s.allocated_blocks = s.peak_live_blocks = s.peak_segments = 1;
     check_counts(b.pool, s);
 
     let_go(h);
     s.requested_bytes = s.used_bytes = s.live_blocks = 0;
-    s.free_bytes = 1024;
+    add_freed(&s, 1000, 1024);
+    s.free_bytes = s.peak_free_bytes = 1024;
     s.free_blocks = 1;
     check_counts(b.pool, s);
 
     h = take_bytes(b.pool, 500); // a part of it
     s.requested_bytes = 500;
     s.used_bytes = s.free_bytes = 512;
+    s.allocated_requested_bytes = 1500;
+    s.allocated_bytes = 1536;
+    s.allocated_blocks = 2;
     s.live_blocks = s.hits = s.splits = 1;
     check_counts(b.pool, s);
 
     let_go(h);
     s.requested_bytes = s.used_bytes = s.live_blocks = 0;
+    add_freed(&s, 500, 512);
     s.free_bytes = 1024;
     s.merges = 1;
     check_counts(b.pool, s);
@@ -132,6 +148,9 @@ TEST(pool_counters_through_one_life)
     s.requested_bytes = s.peak_requested_bytes = s.used_bytes = 1024;
     s.free_bytes = s.free_blocks = 0;
     s.live_blocks = 1;
+    s.allocated_requested_bytes = 2524;
+    s.allocated_bytes = 2560;
+    s.allocated_blocks = 3;
     s.hits = 2;
     check_counts(b.pool, s);
 
@@ -139,7 +158,9 @@ TEST(pool_counters_through_one_life)
     CHECK_EQ(gm_pool_release_idle(b.pool), 1024);
     s.requested_bytes = s.used_bytes = s.total_bytes = 0;
     s.live_blocks = s.segments = s.arenas = 0;
+    add_freed(&s, 1024, 1024);
     s.upstream_frees = 1;
+    s.upstream_freed_bytes = 1024;
     check_counts(b.pool, s);
     CHECK_EQ(b.books.bytes, 0);
     bench_fini(&b);
@@ -162,6 +183,9 @@ TEST(pool_peaks_stay)
     CHECK_EQ(s.peak_requested_bytes, 1026);
     CHECK_EQ(s.peak_used_bytes, 512 + 1536);
     CHECK_EQ(s.peak_total_bytes, 512 + 1536);
+    CHECK_EQ(s.peak_free_bytes, 512 + 1536);
+    CHECK_EQ(s.peak_live_blocks, 2);
+    CHECK_EQ(s.peak_segments, 2);
     bench_fini(&b);
 }
 

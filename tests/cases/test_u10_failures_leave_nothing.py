@@ -23,7 +23,11 @@ OUT_OF_MEMORY, INVALID_VALUE, NOT_PERMITTED, ILLEGAL_ADDRESS = 2, 1, 800, 700
 WARM, MANY = 2_000, 20_000
 # What changes when a request fails: how often it was tried, and what was cached.
 TRIES = ("retries", "out_of_memory")
-CACHE = ("free_bytes", "total_bytes", "free_blocks", "segments", "upstream_frees")
+CACHE = (
+    *("free_bytes", "total_bytes", "free_blocks", "segments", "idle_bytes"),
+    *("upstream_frees", "upstream_freed_bytes"),
+    *("largest_free_block", "largest_available_block"),
+)
 
 
 def over_the_device():
