@@ -134,23 +134,6 @@ def test_queued_work_takes_the_current_stream_where_none_is_given(pointer):
     assert buffer == bytes([3]) * SIZE
 
 
-@pytest.mark.parametrize("form", ["copy_from_host_async", "copy_to_host_async"])
-def test_a_buffer_is_done_with_when_the_call_returns(pointer, form):
-    """Nothing else would keep it until the stream gets there."""
-    stream = Stream(non_blocking=True)
-    pointer.memset(7, SIZE)
-    buffer = bytearray(bytes([9]) * SIZE)
-    getattr(pointer, form)(buffer, SIZE, stream)
-    left = bytes(buffer)
-    buffer[:] = bytes(SIZE)
-    stream.synchronize()
-    assert buffer == bytes(SIZE)
-    if form == "copy_to_host_async":
-        assert left == bytes([7]) * SIZE
-    else:
-        assert content(pointer) == bytes([9]) * SIZE
-
-
 @pytest.mark.sim_only
 def test_memory_given_by_address_is_not_waited_for(pointer):
     stream = Stream(non_blocking=True)

@@ -317,6 +317,21 @@ ENTRIES = {
         "hosts = [back, Pair(), ctypes.pointer(back), ctypes.addressof(back)]\n"
         "hosts.append(ctypes.c_void_p(hosts[-1]))",
     ),
+    "memory of several streams": (
+        "p = pool.malloc(UNIT); p.record_stream(stream); p.memset_async(1, 5, stream)\n"
+        "p.copy_from_async(q, 500, foreign); q.copy_from_async(p, 500, foreign)\n"
+        "p.mem.free()",
+        "class Foreign: pass\n"
+        "foreign, stream, q = Foreign(), gpumem.Stream(), gpumem.malloc(UNIT)\n"
+        "foreign.ptr = stream.ptr\n"
+        "def clean_up():\n"
+        "    for _ in range(2): gpumem.Device().synchronize(); pool.free_all_blocks()",
+    ),
+    "a stream refused": (
+        "try: q.record_stream(5)\nexcept TypeError: pass\n"
+        "try: q.record_stream()\nexcept TypeError: pass",
+        "q = gpumem.malloc(UNIT)",
+    ),
     "copies refused": (
         "try: p.copy_from_host(data, 600)\nexcept ValueError: pass\n"
         "try: p.memset(0, 600)\nexcept ValueError: pass\n"

@@ -75,6 +75,13 @@ def pooled(cls):
 def pointer(cls):
     made = cls(gpumem.Memory(UNIT), 0)
     made += 8
+    other = gpumem.Stream(non_blocking=True)
+    pool = gpumem.MemoryPool()  # a lasting one keeps its events
+    used = pool.malloc(UNIT)
+    used.record_stream(other)
+    used.copy_from_host_async(bytes(8), 8, other)
+    del used
+    other.synchronize()
     return made + 8, POOL.malloc(UNIT) + 1, cls(POOL.malloc(UNIT).mem, 1)
 
 

@@ -246,9 +246,18 @@ commit_locked(gm_pool *pool,
     gm_pool_hand_out_locked(pool, block, request);
 }
 
-/* Serves the request from the cache, also from what came free since somebody looked. */
+/* Whether to ask a device now would spoil a recording. */
+static bool
+is_forbidden(const gm_rescue *rescue)
+{
+    return (rescue && rescue->recording) || gm_capture_is_forbidding();
+}
+
+/* Serves the request from the cache, also, with `look`, from what came free since
+ * somebody looked. */
 static gm_status
-pool_find(gm_pool *pool, const gm_request *request, size_t rounded, gm_block **out)
+pool_find(
+    gm_pool *pool, const gm_request *request, size_t rounded, bool look, gm_block **out)
 {
     gm_status status;
     bool waiting;
@@ -257,7 +266,7 @@ pool_find(gm_pool *pool, const gm_request *request, size_t rounded, gm_block **o
     status = gm_pool_hit_locked(pool, request, rounded, out);
     waiting = pool->lanes || pool->dropped;
     gm_pool_unlock(pool);
-    if (status == GM_MISS && waiting) {
+    if (status == GM_MISS && waiting && look) {
         gm_pool_flush(pool);
         (void)gm_pool_settle(pool); // the next look tells
     }
@@ -269,12 +278,13 @@ static gm_status
 pool_attempt_with(gm_pool *pool,
                   const gm_request *request,
                   size_t bytes,
+                  const gm_rescue *rescue,
                   gm_block **out)
 {
     reservation r = {.bytes = bytes, .rounded = gm_size_round(request->size)};
     gm_piece piece = {0};
-    gm_status status = pool_find(pool, request, r.rounded, out);
-    bool forbidden = gm_capture_is_forbidding();
+    bool forbidden = is_forbidden(rescue);
+    gm_status status = pool_find(pool, request, r.rounded, !forbidden, out);
 
     if (status != GM_MISS) {
         return status;
@@ -314,7 +324,10 @@ is_shortage(gm_status status)
 }
 
 static gm_status
-pool_attempt(gm_pool *pool, const gm_request *request, gm_block **out)
+pool_attempt(gm_pool *pool,
+             const gm_request *request,
+             const gm_rescue *rescue,
+             gm_block **out)
 {
     size_t rounded = gm_size_round(request->size);
     size_t odd = rounded % pool->segment_unit;
@@ -322,12 +335,12 @@ pool_attempt(gm_pool *pool, const gm_request *request, gm_block **out)
     gm_status status;
 
     if (missing && missing <= GM_SIZE_MAX - rounded) {
-        status = pool_attempt_with(pool, request, rounded + missing, out);
+        status = pool_attempt_with(pool, request, rounded + missing, rescue, out);
         if (!is_shortage(status) && status != GM_ERR_TOO_LARGE) {
             return status;
         }
     }
-    return pool_attempt_with(pool, request, rounded, out);
+    return pool_attempt_with(pool, request, rounded, rescue, out);
 }
 
 /* ---- reclaiming ---- */
@@ -468,7 +481,7 @@ pool_attempt_all(gm_pool *pool,
                  reclaim_stage last,
                  gm_block **out)
 {
-    gm_status status = pool_attempt(pool, request, out);
+    gm_status status = pool_attempt(pool, request, rescue, out);
 
     for (reclaim_stage stage = RECLAIM_PENDING;
          is_shortage(status) && stage <= last && !never_fits(pool, request); stage++) {
@@ -477,7 +490,7 @@ pool_attempt_all(gm_pool *pool,
         }
         if (reclaim(pool, stage, status, rescue)) {
             pool_count(pool, &pool->stats.retries);
-            status = pool_attempt(pool, request, out);
+            status = pool_attempt(pool, request, rescue, out);
         }
     }
     return status;

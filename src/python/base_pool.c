@@ -50,9 +50,36 @@ raise_failed(gmpy_state *st, gm_pool *pool, const gm_request *request, gm_status
         gmpy_raise_out_of_memory(st, request->size, stats.total_bytes,
                                  stats.limit_bytes);
         break;
+    case GM_ERR_CAPTURING:
+        PyErr_Format(PyExc_RuntimeError,
+                     "a graph is being recorded, and %zu bytes are not in the pool's "
+                     "cache for this stream: the device cannot be asked for memory "
+                     "meanwhile; allocate as much on this stream once before the "
+                     "recording begins, and drop it",
+                     request->size);
+        break;
     default:
         gmpy_raise(st, status, "allocating from a memory pool");
     }
+}
+
+/* The calling thread's current stream on `device`, as a request means it; of pinned
+ * memory, which is no device's, it means none. */
+static gm_stream_use
+current_use(gmpy_state *st, int device)
+{
+    const gmpy_thread *thread = gmpy_settings(st);
+    gm_stream_use by = {.device = device, .announced = true};
+
+    if (thread && thread->currents && device >= 0) {
+        const gmpy_current *current = &thread->currents[device];
+        const gmpy_stream *stream = (const gmpy_stream *)current->stream;
+
+        by.stream = current->handle;
+        by.key = current->key;
+        by.announced = by.stream <= GM_STREAM_LEGACY || (stream && stream->owned);
+    }
+    return by;
 }
 
 GM_COLD int
@@ -61,11 +88,14 @@ gmpy_pool_malloc_slow(gmpy_state *st,
                       const gm_request *request,
                       gm_block **out)
 {
-    const gm_rescue rescue = {.collect = collect_garbage};
+    int device = gm_pool_device(pool);
+    gm_stream_use by = current_use(st, device);
+    gm_rescue rescue = {.collect = collect_garbage, .by = device < 0 ? NULL : &by};
     gm_status status;
 
     gmpy_upstream_count(pool, 1); // the request under way
     Py_BEGIN_ALLOW_THREADS
+    rescue.recording = gmpy_recording_of(st->backend, &by);
     status = gm_pool_malloc_slow(pool, request, &rescue, out);
     Py_END_ALLOW_THREADS
     gmpy_upstream_count(pool, -1);
@@ -177,6 +207,7 @@ release_idle(PyObject *op, PyObject *device_arg, const gm_stream_key *key)
         (key ? gm_pool_release_idle_of(pool, *key) : gm_pool_release_idle(pool));
         Py_END_ALLOW_THREADS
     }
+    gmpy_watch_look(self->st, true);
     return found < 0 ? -1 : 0;
 }
 
@@ -250,8 +281,10 @@ PyDoc_STRVAR(
     "\n"
     "Gives cached memory back to the device.\n"
     "\n"
-    "Only whole segments go: a segment with a live block in it stays. Waits until\n"
-    "the device has stopped using what goes.\n"
+    "Only whole segments go: a segment with a block in it that is live, or that\n"
+    "another stream may still use, stays. Waits until the device has stopped using\n"
+    "what goes. While a graph is being recorded nothing goes; all that is cached\n"
+    "does when the recording ends.\n"
     "\n"
     "Args:\n"
     "    stream (Stream): only what that stream cached; everything if None.\n"

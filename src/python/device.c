@@ -270,6 +270,7 @@ device_synchronize(PyObject *op, PyObject *Py_UNUSED(ignored))
     if (status != GM_OK) {
         return gmpy_raise(st, status, "Device.synchronize");
     }
+    gmpy_waited(st);
     Py_RETURN_NONE;
 }
 

@@ -345,6 +345,7 @@ event_synchronize(PyObject *op, PyObject *Py_UNUSED(ignored))
     if (status != GM_OK) {
         return gmpy_raise(st, status, "Event.synchronize");
     }
+    gmpy_waited(st);
     Py_RETURN_NONE;
 }
 

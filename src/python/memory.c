@@ -14,6 +14,7 @@
  */
 #include "module.h"
 
+#include "core/gm_capture.h" // gm_capture_postpone_free
 #include "core/gm_process.h" // gm_process_is_frozen
 
 /* ---- BaseMemory ---- */
@@ -162,14 +163,18 @@ static void
 owned_memory_release(gmpy_owned_memory *mem)
 {
     uintptr_t owned = mem->owned;
-    gm_status status;
+    gm_status status = GM_OK;
 
     mem->owned = 0;
     if (!owned || !mem->base.ptr || gm_process_is_frozen()) {
         return;
     }
     Py_BEGIN_ALLOW_THREADS
-    status = gm_backend_mem_free(mem->st->backend, mem->owned_device, mem->kind, owned);
+    if (!gm_capture_postpone_free(mem->st->backend, mem->owned_device, mem->kind,
+                                  owned)) {
+        status =
+            gm_backend_mem_free(mem->st->backend, mem->owned_device, mem->kind, owned);
+    }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         gmpy_unraisable(mem->st, status, what(mem->kind, true));
@@ -286,7 +291,8 @@ PyDoc_STRVAR(
     "Memory taken straight from the current device, given back when the object\n"
     "dies.\n"
     "\n"
-    "Giving it back waits until the device has stopped using it.\n"
+    "Giving it back waits until the device has stopped using it; while a graph is\n"
+    "being recorded it is put off to the end of the recording.\n"
     "\n"
     "Args:\n"
     "    size (int): bytes; 0 takes nothing and leaves ptr at 0.\n"

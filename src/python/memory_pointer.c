@@ -235,7 +235,7 @@ static PyType_Slot pointer_slots[] = {
     {Py_tp_init, pointer_init},
     {Py_tp_dealloc, pointer_dealloc},
     {Py_tp_traverse, pointer_traverse},
-    {Py_tp_methods, gmpy_pointer_copy_methods},
+    {Py_tp_methods, gmpy_pointer_methods},
     {Py_tp_members, pointer_members},
     {Py_tp_getset, pointer_getset},
     {Py_tp_repr, pointer_repr},

@@ -158,6 +158,7 @@ module_clear(PyObject *module)
 #undef CLEAR
     freelist_clear(&st->pointers, PyObject_GC_Del);
     freelist_clear(&st->handles, PyObject_Free);
+    /* What is watched stays: the device may still use it, and nobody waits here. */
     return 0;
 }
 

@@ -66,6 +66,8 @@ typedef struct gmpy_freelist {
     PyObject *items[GMPY_FREELIST_SIZE];
 } gmpy_freelist;
 
+typedef struct gmpy_watched gmpy_watched;
+
 typedef struct gmpy_state {
 #define GMPY_STATE_FIELD(name) PyObject *name;
     GMPY_STATE_OBJECTS(GMPY_STATE_FIELD)
@@ -80,7 +82,11 @@ typedef struct gmpy_state {
     int hook_holders;          // threads with memory hooks, and the process if it has
     gmpy_freelist pointers;    // MemoryPointer objects for reuse
     gmpy_freelist handles;     // PooledMemory objects for reuse
+    gmpy_watched *watched;     // host memory that the device may still use (watch.c)
+    gmpy_watched *watched_last;
+    int watched_count;
 #ifdef Py_GIL_DISABLED
+    PyMutex watched_lock;   // guards the list of the watched
     PyMutex allocator_lock; // guards the allocators and the default pools
 #endif
 } gmpy_state;
@@ -426,6 +432,19 @@ gmpy_is_pointer(gmpy_state *st, PyObject *op)
     return PyObject_TypeCheck(op, gmpy_type(st->MemoryPointerType));
 }
 
+/* ---- stream_use.c; the rest of it is in stream.h ---- */
+
+/* MemoryPointer.record_stream. */
+PyObject *gmpy_record_stream(PyObject *op,
+                             PyObject *const *args,
+                             Py_ssize_t nargs,
+                             PyObject *kwnames);
+extern const char gmpy_record_stream_doc[];
+
+/* After the caller waited for the device in some way: lets go of what waited for it
+ * too. May run Python code; changes no pending exception. */
+void gmpy_waited(gmpy_state *st);
+
 /* ---- upstream.c ---- */
 
 /* What stands where a device's number would. */
@@ -610,6 +629,27 @@ int gmpy_stream_init(PyObject *module, gmpy_state *st);
 int gmpy_event_init(PyObject *module, gmpy_state *st);
 extern PyMethodDef gmpy_stream_methods[];
 extern PyMethodDef gmpy_event_time_methods[];
+
+/* ---- watch.c ---- */
+
+/* Ready to watch one buffer, with an event on `device`; NULL where there is no room:
+ * then wait for the stream. Needs no interpreter. */
+gmpy_watched *gmpy_watch_new(gmpy_state *st, const gm_backend *backend, int device);
+
+/* The device has done with the buffer when it has done what is queued on `stream` now.
+ * Needs no interpreter. */
+gm_status
+gmpy_watch_mark(const gm_backend *backend, gmpy_watched *item, gm_stream stream);
+
+/* Keeps the buffer, which it takes over, until then. */
+void gmpy_watch_keep(gmpy_state *st, gmpy_watched *item, Py_buffer *buffer);
+
+/* Ends one that keeps nothing; accepts NULL. Needs no interpreter. */
+void gmpy_watch_free(const gm_backend *backend, gmpy_watched *item);
+
+/* Releases buffers that the device has done with: asks about a few, or about `all`. May
+ * run Python code. */
+void gmpy_watch_look(gmpy_state *st, bool all);
 
 /* ---- testing.c, testing_sim.c ---- */
 

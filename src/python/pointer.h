@@ -46,7 +46,7 @@ void gmpy_host_range_fini(gmpy_host_range *range);
 
 /* ---- pointer_copy.c ---- */
 
-/* The copy and fill methods of MemoryPointer. */
-extern PyMethodDef gmpy_pointer_copy_methods[];
+/* The methods of MemoryPointer: copies, fills, record_stream. */
+extern PyMethodDef gmpy_pointer_methods[];
 
 #endif

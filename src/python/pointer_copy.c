@@ -8,9 +8,10 @@
  * interpreter. A size of 0 touches neither device nor pointers. A range that leaves
  * the memory it starts in is a ValueError, before any device call.
  *
- * What the host's side may be is host_range.c's. An async copy of a buffer waits for
- * the stream, as the runtime does for pageable memory: nothing else would keep the
- * buffer until the copy is done.
+ * What the host's side may be is host_range.c's. A buffer is kept until the copy is
+ * done (watch.c), and pooled memory goes to nobody else before that: a transfer on
+ * another stream than the memory was taken for is recorded with its pool
+ * (stream_use.c). Where one of the two cannot be, the transfer waits for its stream.
  *
  * While a stream records a graph, what returns only when it is done cannot be recorded
  * and would spoil the recording: it is refused before any device call.
@@ -56,9 +57,11 @@ typedef struct transfer {
     bool fill; // with `value`, else a copy
     int value;
     bool async;
-    bool wait; // for the stream, as nothing else keeps the host's side until then
     gmpy_stream_ref stream; // of the async form
     gm_stream current;      // of the plain form, which works beside it
+    Py_buffer *buffer;      // of the async form: to be kept; NULL for none
+    PyObject *pooled[2];    // of the async form: whose pool is to be told; or NULL
+    gm_stream_use by;       // what it is told; filled in where it or `buffer` is
 } transfer;
 
 /* Lets the source's device reach the destination's directly where it can. Asked each
@@ -95,8 +98,9 @@ transfer_now(const transfer *t)
                     : gm_backend_copy(b, t->dst, t->src, t->size, t->kind);
 }
 
-/* GM_ERR_CAPTURING where the transfer waits and its stream, or the current one for a
- * plain form, records a graph. A stream that cannot be asked is left to the transfer.
+/* GM_ERR_CAPTURING where the transfer waits or keeps a buffer and its stream, or the
+ * current one for a plain form, records a graph. A stream that cannot be asked is left
+ * to the transfer.
  */
 static gm_status
 transfer_check_capture(const transfer *t)
@@ -105,33 +109,73 @@ transfer_check_capture(const transfer *t)
     gm_capture_state state = GM_CAPTURE_NONE;
     uint64_t id;
 
-    if ((t->async && !t->wait) || stream <= GM_STREAM_LEGACY ||
+    if ((t->async && !t->buffer) || stream <= GM_STREAM_LEGACY ||
         gm_backend_stream_capture(t->backend, stream, &state, &id) != GM_OK) {
         return GM_OK;
     }
     return state == GM_CAPTURE_NONE ? GM_OK : GM_ERR_CAPTURING;
 }
 
-/* The transfer, on its stream's device and without the interpreter. */
+/* Sees to it that what a queued transfer uses stays until it is done: `watched` marks
+ * the buffer, pools are told. False: the caller has to wait. */
+static bool
+transfer_protect(const transfer *t, gmpy_watched *watched)
+{
+    bool safe = !t->buffer || (watched && gmpy_watch_mark(t->backend, watched,
+                                                          t->stream.handle) == GM_OK);
+
+    for (int i = 0; i < 2; i++) {
+        if (t->pooled[i] && gmpy_record_use(t->pooled[i], &t->by) != GM_OK) {
+            safe = false;
+        }
+    }
+    return safe;
+}
+
+/* The transfer, on its stream's device. *watched is what marks the buffer; NULL where
+ * it need not be kept. */
 static gm_status
-transfer_run(const transfer *t)
+transfer_do(const transfer *t, gmpy_watched **watched)
 {
     gm_status status;
     int back;
 
-    Py_BEGIN_ALLOW_THREADS
     status = gmpy_stream_enter(t->backend, &t->stream, &back);
-    if (status == GM_OK) {
-        status = transfer_check_capture(t);
-        if (status == GM_OK) {
-            status = transfer_now(t);
-        }
-        if (status == GM_OK && t->wait) {
-            status = gm_backend_stream_synchronize(t->backend, t->stream.handle);
-        }
-        gmpy_stream_leave(t->backend, back);
+    if (status != GM_OK) {
+        return status;
     }
+    status = transfer_check_capture(t);
+    if (status == GM_OK && t->buffer) {
+        *watched = gmpy_watch_new(t->st, t->backend, t->by.device);
+    }
+    if (status == GM_OK) {
+        status = transfer_now(t);
+    }
+    if (status != GM_OK || !transfer_protect(t, *watched)) {
+        gmpy_watch_free(t->backend, *watched);
+        *watched = NULL;
+        status = status != GM_OK
+                     ? status
+                     : gm_backend_stream_synchronize(t->backend, t->stream.handle);
+    }
+    gmpy_stream_leave(t->backend, back);
+    return status;
+}
+
+/* The same without the interpreter; takes over the buffer where that has to be kept. */
+static gm_status
+transfer_run(const transfer *t)
+{
+    gmpy_watched *watched = NULL;
+    gm_status status;
+
+    Py_BEGIN_ALLOW_THREADS
+    status = transfer_do(t, &watched);
     Py_END_ALLOW_THREADS
+    if (watched) {
+        gmpy_watch_look(t->st, false); // as many go as come
+        gmpy_watch_keep(t->st, watched, t->buffer);
+    }
     return status;
 }
 
@@ -141,11 +185,10 @@ finish(const transfer *t, gm_status status, const char *what)
     if (status == GM_ERR_CAPTURING) {
         return PyErr_Format(
             PyExc_RuntimeError,
-            t->async
-                ? "%s: the stream records a graph, where a buffer cannot be waited "
-                  "for; give the address of host memory that outlives the graph"
-                : "%s: the current stream records a graph, which takes the _async "
-                  "forms alone",
+            t->async ? "%s: the stream records a graph, which cannot keep a buffer; "
+                       "give the address of host memory that outlives the graph"
+                     : "%s: the current stream records a graph, which takes the _async "
+                       "forms alone",
             what);
     }
     if (status != GM_OK) {
@@ -180,6 +223,27 @@ transfer_init(transfer *t, PyObject *self, bool async, PyObject *stream)
     return 0;
 }
 
+/* Fills in what an async transfer has to protect: the memory behind one or two pointers
+ * and a buffer, both of which may be NULL. 0 or -1. */
+static int
+transfer_note(transfer *t,
+              PyObject *stream,
+              const gmpy_pointer *one,
+              const gmpy_pointer *two,
+              Py_buffer *buffer)
+{
+    if (!t->async) {
+        return 0;
+    }
+    t->pooled[0] = gmpy_is_pooled(t->st, one->mem) ? one->mem : NULL;
+    t->pooled[1] = two && gmpy_is_pooled(t->st, two->mem) ? two->mem : NULL;
+    t->buffer = buffer && buffer->obj ? buffer : NULL;
+    if (!t->pooled[0] && !t->pooled[1] && !t->buffer) {
+        return 0;
+    }
+    return gmpy_as_stream_use(t->st, stream, &t->by);
+}
+
 static PyObject *
 copy_from_device(
     PyObject *op, PyObject *source, size_t size, bool async, PyObject *stream)
@@ -198,7 +262,8 @@ copy_from_device(
     if (size == 0) {
         Py_RETURN_NONE;
     }
-    if (check_range(self, size) < 0 || check_range(src, size) < 0) {
+    if (check_range(self, size) < 0 || check_range(src, size) < 0 ||
+        transfer_note(&t, stream, self, src, NULL) < 0) {
         return NULL;
     }
     t.dst = self->ptr;
@@ -238,7 +303,10 @@ copy_host(PyObject *op,
     t.src = to_host ? self->ptr : host.address;
     t.size = size;
     t.kind = kind;
-    t.wait = async && host.buffer.obj != NULL;
+    if (transfer_note(&t, stream, self, NULL, &host.buffer) < 0) {
+        gmpy_host_range_fini(&host);
+        return NULL;
+    }
     status = transfer_run(&t);
     gmpy_host_range_fini(&host);
     return finish(&t, status,
@@ -257,7 +325,8 @@ fill(PyObject *op, int value, size_t size, bool async, PyObject *stream)
     if (size == 0) {
         Py_RETURN_NONE;
     }
-    if (check_range(self, size) < 0) {
+    if (check_range(self, size) < 0 ||
+        transfer_note(&t, stream, self, NULL, NULL) < 0) {
         return NULL;
     }
     t.dst = self->ptr;
@@ -362,10 +431,11 @@ COPY_METHODS(DEFINE_METHODS)
     "        it is; a buffer must be contiguous and long enough.\n"                    \
     "    size (int): bytes.\n"
 #define ARGS_STREAM                                                                    \
-    "    stream (Stream): the stream to queue on; the current one if None. Memory "    \
-    "given\n"                                                                          \
-    "        by address must stay valid and unchanged until the stream has done the\n" \
-    "        copy; for a buffer the call waits until it has.\n"
+    "    stream (Stream): the stream to queue on; the current one if None. A buffer "  \
+    "is\n"                                                                             \
+    "        kept until the stream has done the copy, and its bytes must not be "      \
+    "changed\n"                                                                        \
+    "        before; memory given by address must also be kept by the caller.\n"
 #define RAISES                                                                         \
     "\n"                                                                               \
     "Raises:\n"                                                                        \
@@ -434,6 +504,9 @@ PyDoc_STRVAR(
      METH_FASTCALL | METH_KEYWORDS, name##_doc},
 #define LIST_METHODS(name, first, function) LIST_METHOD(name) LIST_METHOD(name##_async)
 
-PyMethodDef gmpy_pointer_copy_methods[] = {
-    COPY_METHODS(LIST_METHODS){0},
+PyMethodDef gmpy_pointer_methods[] = {
+    COPY_METHODS(LIST_METHODS){"record_stream",
+                               (PyCFunction)(void (*)(void))gmpy_record_stream,
+                               METH_FASTCALL | METH_KEYWORDS, gmpy_record_stream_doc},
+    {0},
 };

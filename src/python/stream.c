@@ -58,6 +58,7 @@ stream_destroy(gmpy_state *st, const gmpy_stream *self)
 
     Py_BEGIN_ALLOW_THREADS
     if (!gmpy_device_has_ended(st, self->device_id, self->life)) {
+        gmpy_stream_ends(st->backend, self);
         status = gm_backend_stream_destroy(st->backend, self->handle);
     }
     Py_END_ALLOW_THREADS

@@ -11,6 +11,8 @@
 
 #include "module.h"
 
+#include "core/gm_note.h" // gm_stream_use
+
 /* ---- stream.c ---- */
 
 typedef struct gmpy_stream {
@@ -114,6 +116,26 @@ int gmpy_as_device_id(gmpy_state *st, PyObject *arg, int *out);
 
 /* The types derived from BaseStream; for gmpy_stream_init. */
 int gmpy_stream_make_init(PyObject *module, gmpy_state *st);
+
+/* ---- stream_use.c ---- */
+
+/* What a pool has to know of a `stream` argument; NULL or None is the current one. 0 or
+ * -1. */
+int gmpy_as_stream_use(gmpy_state *st, PyObject *arg, gm_stream_use *out);
+
+/* True for memory that a pool handed out, the kind that others may get. */
+bool gmpy_is_pooled(gmpy_state *st, PyObject *mem);
+
+/* Tells the pool that a stream uses such memory. GM_OK too where it was given back.
+ * Needs no interpreter; may call the device. */
+gm_status gmpy_record_use(PyObject *mem, const gm_stream_use *by);
+
+/* The backend's number of the recording that the stream takes part in; 0 for none.
+ * Needs no interpreter. */
+uint64_t gmpy_recording_of(const gm_backend *backend, const gm_stream_use *by);
+
+/* Before a stream of ours is destroyed: tells all pools. Needs no interpreter. */
+void gmpy_stream_ends(const gm_backend *backend, const gmpy_stream *stream);
 
 /* ---- event.c ---- */
 

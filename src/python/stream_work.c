@@ -97,6 +97,7 @@ gmpy_stream_synchronize(PyObject *op, PyObject *Py_UNUSED(ignored))
     if (status != GM_OK) {
         return gmpy_raise(st, status, "Stream.synchronize");
     }
+    gmpy_waited(gmpy_state_of(op));
     Py_RETURN_NONE;
 }
 

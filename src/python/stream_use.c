@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Memory and the streams that use it: MemoryPointer.record_stream, the uses that copies
+ * record themselves, and the end of a stream of ours.
+ *
+ * The pool needs to know of a stream whose it is, its key, and whether somebody will
+ * say when it ends. That is so for the streams that this library destroys, and for the
+ * default stream of a device, which has no end. For all others, a thread's own default
+ * stream among them, the pool takes a mark at once (core/gm_pending.h).
+ *
+ * Only memory of a pool is handed out again, so only there is anything to record.
+ *
+ * Cost: on the stream that the memory was taken for, one look under the pool's lock.
+ * Threading: any thread; what calls the device lets others run.
+ */
+#include "stream.h"
+
+#include "core/gm_pending.h"
+
+/* Fills in what is known of a stream object of ours. 0 or -1. */
+static int
+use_of_stream(gmpy_state *st, PyObject *stream, gm_stream_use *out)
+{
+    const gmpy_stream *self = (const gmpy_stream *)stream;
+
+    out->stream = self->handle;
+    out->device = self->device_id >= 0 ? self->device_id : gmpy_current_device(st);
+    out->announced = self->owned || self->handle <= GM_STREAM_LEGACY;
+    return out->device < 0 ? -1 : gmpy_stream_key(st, stream, &out->key);
+}
+
+int
+gmpy_as_stream_use(gmpy_state *st, PyObject *arg, gm_stream_use *out)
+{
+    gmpy_stream_ref ref;
+    PyObject *current;
+    int device;
+    int result;
+
+    *out = (gm_stream_use){0};
+    if (arg && arg != Py_None && gmpy_is_stream(st, arg)) {
+        return use_of_stream(st, arg, out);
+    }
+    device = gmpy_current_device(st);
+    if (device < 0) {
+        return -1;
+    }
+    if (!arg || arg == Py_None) {
+        current = gmpy_current_stream(st, device);
+        result = use_of_stream(st, current, out);
+        Py_DECREF(current);
+        return result;
+    }
+    /* Another library's: where nothing says which device it is of, the device refuses a
+     * mark on a stream of another one. */
+    if (gmpy_as_stream(st, arg, &ref) < 0 ||
+        gmpy_ask_stream_key(st, &ref, &out->key) < 0) {
+        return -1;
+    }
+    out->stream = ref.handle;
+    out->device = ref.of >= 0 ? ref.of : device;
+    out->announced = ref.handle <= GM_STREAM_LEGACY;
+    return 0;
+}
+
+bool
+gmpy_is_pooled(gmpy_state *st, PyObject *mem)
+{
+    return mem && Py_IS_TYPE(mem, gmpy_type(st->PooledMemoryType));
+}
+
+gm_status
+gmpy_record_use(PyObject *mem, const gm_stream_use *by)
+{
+    const gmpy_pooled_memory *self = (const gmpy_pooled_memory *)mem;
+    gm_block *block = self->block;
+    gm_status status = GM_OK;
+
+    if (block) {
+        status = gm_pool_record_use(self->pool, block, self->base.generation, by);
+    }
+    return status == GM_ERR_NOT_OWNED ? GM_OK : status; // given back meanwhile
+}
+
+uint64_t
+gmpy_recording_of(const gm_backend *backend, const gm_stream_use *by)
+{
+    gm_capture_state state = GM_CAPTURE_NONE;
+    uint64_t id = 0;
+    gm_status status;
+    int back;
+
+    if (by->stream <= GM_STREAM_LEGACY) { // never recorded
+        return 0;
+    }
+    status = gm_stream_use_enter(backend, by, &back);
+    if (status == GM_OK) {
+        status = gm_backend_stream_capture(backend, by->stream, &state, &id);
+        gm_stream_use_leave(backend, back);
+    }
+    return status == GM_OK && state != GM_CAPTURE_NONE ? id : 0;
+}
+
+/* ---- record_stream ---- */
+
+const char gmpy_record_stream_doc[] = PyDoc_STR(
+    "record_stream($self, stream)\n"
+    "--\n"
+    "\n"
+    "Tells the pool that the memory is used on another stream.\n"
+    "\n"
+    "The memory then goes to nobody else until, after it is given back, that\n"
+    "stream has done all that was queued on it by then. Needed where work on a\n"
+    "stream other than the one that was current when the memory was asked for may\n"
+    "still be queued when the last pointer dies; the copies and fills of\n"
+    "MemoryPointer do it themselves. Dropping the pointer waits for nothing.\n"
+    "\n"
+    "For a stream that somebody else made, what was queued when record_stream was\n"
+    "called is waited for even if the stream is destroyed before; what was queued\n"
+    "later only if it is still there when the memory is given back.\n"
+    "\n"
+    "There is nothing to do, and nothing is done, for the stream that the memory\n"
+    "was taken for, and for memory that is not a pool's.\n"
+    "\n"
+    "Args:\n"
+    "    stream (Stream): the stream; the current one if None.\n"
+    "\n"
+    "Raises:\n"
+    "    TypeError: stream is not a stream.\n"
+    "    ValueError: the memory was given back.\n"
+    "    CUDARuntimeError: the device refused, as for a stream of another library\n"
+    "        that is not of the current device.\n"
+    "\n"
+    "Safe to call from any thread.");
+
+PyObject *
+gmpy_record_stream(PyObject *op,
+                   PyObject *const *args,
+                   Py_ssize_t nargs,
+                   PyObject *kwnames)
+{
+    static const gmpy_signature signature = {"record_stream", 1, 1, 1, {"stream"}};
+    const gmpy_pointer *self = (const gmpy_pointer *)op;
+    PyObject *given[1];
+    gm_stream_use by;
+    gm_status status;
+
+    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
+        !gmpy_backend(self->st) || gmpy_as_stream_use(self->st, given[0], &by) < 0) {
+        return NULL;
+    }
+    if (!gmpy_is_pooled(self->st, self->mem)) {
+        Py_RETURN_NONE;
+    }
+    if (!((const gmpy_base_memory *)self->mem)->ptr) {
+        PyErr_SetString(PyExc_ValueError, "the memory was given back");
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = gmpy_record_use(self->mem, &by);
+    Py_END_ALLOW_THREADS
+    if (status != GM_OK) {
+        return gmpy_raise(self->st, status, "recording that a stream uses memory");
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- streams that end, and waiting for them ---- */
+
+void
+gmpy_stream_ends(const gm_backend *backend, const gmpy_stream *stream)
+{
+    const gm_stream_use by = {
+        .stream = stream->handle,
+        .key = stream->key,
+        .device = stream->device_id,
+        .announced = true,
+    };
+
+    gm_pools_end_stream(backend, &by);
+}
+
+void
+gmpy_waited(gmpy_state *st)
+{
+    Py_BEGIN_ALLOW_THREADS
+    gm_pools_sweep();
+    Py_END_ALLOW_THREADS
+    gmpy_watch_look(st, true);
+}
