@@ -205,6 +205,56 @@ print(other.total_bytes(), pool.total_bytes() == 70 * MIB)
     assert on_a_small_device(script, code).split() == ["0", "True"]
 
 
+def test_another_shortage_after_a_collection_starts_over(script):
+    code = """
+gc.disable()
+other = MemoryPool()
+other.malloc(60 * MIB)
+pool.set_limit(size=90 * MIB)
+cycle = [pool.malloc(30 * MIB)]
+cycle.append(cycle)
+del cycle
+pointer = pool.malloc(90 * MIB)  # first the limit is in the way, then the device
+print(other.total_bytes(), pool.total_bytes() == 90 * MIB)
+"""
+    assert on_a_small_device(script, code).split() == ["0", "True"]
+
+
+def test_garbage_of_a_pool_over_this_one_makes_room(script):
+    code = """
+gc.disable()
+outer = MemoryPool(pool.malloc)
+cycle = [outer.malloc(60 * MIB)]
+cycle.append(cycle)
+del cycle
+pointer = pool.malloc(90 * MIB)
+print(outer.total_bytes(), pool.total_bytes() == 90 * MIB)
+"""
+    assert on_a_small_device(script, code).split() == ["0", "True"]
+
+
+def test_pools_over_pools_give_back_in_turn(script):
+    code = """
+middle = MemoryPool(pool.malloc)
+outer = MemoryPool(middle.malloc)
+outer.malloc(60 * MIB)
+gc.disable()
+pointer = MemoryPool().malloc(90 * MIB)
+print(pool.total_bytes(), middle.total_bytes(), outer.total_bytes())
+"""
+    assert on_a_small_device(script, code).split() == ["0", "0", "0"]
+
+
+def test_under_a_limit_a_pool_over_this_one_gives_back_and_others_do_not(pool):
+    outer, other = gpumem.MemoryPool(pool.malloc), gpumem.MemoryPool()
+    other.malloc(MIB)
+    pool.set_limit(size=3 * MIB)
+    outer.malloc(2 * MIB)
+    pointer = pool.malloc(3 * MIB)
+    assert pointer.mem.size == pool.total_bytes() == 3 * MIB
+    assert (outer.total_bytes(), other.total_bytes()) == (0, MIB)
+
+
 def test_garbage_makes_room_on_a_full_device(script):
     code = """
 gc.disable()

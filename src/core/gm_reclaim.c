@@ -382,16 +382,28 @@ gm_pool_next_sibling(const gm_pool *pool, uint64_t *after)
     return NULL;
 }
 
+/* Whether what a pool takes may come from another pool: it calls a function that the
+ * device does not answer for. */
+static bool
+may_lie_over_another(const gm_pool *pool)
+{
+    return !pool->upstream.room;
+}
+
+/* Gives back what the other pools of the device have idle, or with `over` only those
+ * that may lie over another pool. Returns bytes. */
 static size_t
-release_siblings(const gm_pool *pool)
+release_siblings(const gm_pool *pool, bool over)
 {
     size_t bytes = 0;
     uint64_t after = 0;
     gm_pool *sibling;
 
     while ((sibling = gm_pool_next_sibling(pool, &after)) != NULL) {
-        (void)gm_pool_settle_all(sibling); // as much as comes free goes below
-        bytes += gm_pool_release_idle(sibling);
+        if (!over || may_lie_over_another(sibling)) {
+            (void)gm_pool_settle_all(sibling); // as much as comes free goes below
+            bytes += gm_pool_release_idle(sibling);
+        }
         gm_pool_lock(sibling); // its owner may have let go of it meanwhile
         gm_pool_leave(sibling);
         gm_pool_unref(sibling);
@@ -423,7 +435,8 @@ typedef enum reclaim_stage {
 } reclaim_stage;
 
 /* True when the stage may have freed something. A sibling's memory does not count
- * against this pool's limit, so giving it back would not help there. */
+ * against this pool's limit, so giving it back does not help there, unless the sibling
+ * took it from this pool. */
 static bool
 reclaim(gm_pool *pool, reclaim_stage stage, gm_status why, const gm_rescue *rescue)
 {
@@ -433,7 +446,7 @@ reclaim(gm_pool *pool, reclaim_stage stage, gm_status why, const gm_rescue *resc
     case RECLAIM_OWN:
         return gm_pool_release_idle(pool) > 0;
     case RECLAIM_SIBLINGS:
-        return why == GM_ERR_OUT_OF_MEMORY && release_siblings(pool) > 0;
+        return release_siblings(pool, why == GM_ERR_LIMIT) > 0;
     case RECLAIM_LEND: // frees nothing: see pool_attempt_all
         return false;
     case RECLAIM_GARBAGE:
@@ -448,9 +461,9 @@ reclaim(gm_pool *pool, reclaim_stage stage, gm_status why, const gm_rescue *resc
     return false;
 }
 
-/* How often to look again while other threads' memory is in flight. */
 enum {
-    ROUNDS = 64,
+    ROUNDS = 64,   // how often to look again while other threads' memory is in flight
+    ATTEMPTS = 64, // and to try again after something was freed
 };
 
 static void
@@ -473,7 +486,10 @@ never_fits(gm_pool *pool, const gm_request *request)
     return limit && gm_size_round(request->size) > limit;
 }
 
-/* Tries, and after each stage up to `last` that may have freed something again. */
+/* Tries, and after each stage up to `last` that may have freed something again, from
+ * the first stage on: what one stage frees may let an earlier one free more where pools
+ * lie over pools, and the next attempt may want for something else. The collector runs
+ * once. */
 static gm_status
 pool_attempt_all(gm_pool *pool,
                  const gm_request *request,
@@ -482,16 +498,24 @@ pool_attempt_all(gm_pool *pool,
                  gm_block **out)
 {
     gm_status status = pool_attempt(pool, request, rescue, out);
+    reclaim_stage stage = RECLAIM_PENDING;
+    int attempts = 1;
 
-    for (reclaim_stage stage = RECLAIM_PENDING;
-         is_shortage(status) && stage <= last && !never_fits(pool, request); stage++) {
+    while (is_shortage(status) && stage <= last && !never_fits(pool, request)) {
         if (stage == RECLAIM_LEND && gm_pool_lend(pool, request, rescue, out)) {
             return GM_OK;
         }
-        if (reclaim(pool, stage, status, rescue)) {
-            pool_count(pool, &pool->stats.retries);
-            status = pool_attempt(pool, request, rescue, out);
+        if (!reclaim(pool, stage, status, rescue) || attempts == ATTEMPTS) {
+            stage++;
+            continue;
         }
+        pool_count(pool, &pool->stats.retries);
+        status = pool_attempt(pool, request, rescue, out);
+        attempts++;
+        if (stage == RECLAIM_GARBAGE) {
+            last = RECLAIM_LEND;
+        }
+        stage = RECLAIM_PENDING;
     }
     return status;
 }

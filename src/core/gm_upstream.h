@@ -37,7 +37,7 @@ typedef struct gm_upstream {
     /* How much memory `device` has for takes, `largest` as if the `count` pieces
      * `back`, in order of address, had been given back before: idle ones of this pool
      * and of others on the device. May begin to use the device. Optional: nothing is
-     * known. */
+     * known, and what `take` gives may come from another pool. */
     gm_status (*room)(
         void *context, int device, const gm_range *back, size_t count, gm_room *out);
 

@@ -110,6 +110,18 @@ ledger_end(void *context)
     pthread_mutex_unlock(&books->lock);
 }
 
+/* Like a device: what it takes from is nobody else's pool. */
+static gm_status
+ledger_room(void *context, int device, const gm_range *back, size_t count, gm_room *out)
+{
+    (void)context;
+    (void)device;
+    (void)back;
+    (void)count;
+    (void)out;
+    return GM_ERR_UNSUPPORTED;
+}
+
 gm_upstream
 ledger_upstream(ledger *books)
 {
@@ -117,6 +129,7 @@ ledger_upstream(ledger *books)
         .context = books,
         .take = ledger_take,
         .give = ledger_give,
+        .room = ledger_room,
         .end = ledger_end,
     };
 }
