@@ -22,7 +22,10 @@ TOOLKIT := $(PYTHON) src/build/cuda_toolkit.py
 
 ROOM_SOURCES := $(sort $(wildcard src/core/*.c src/backends/*.c))
 RUNNER_SOURCES := $(ROOM_SOURCES) $(sort $(wildcard tests/c/*.c))
-C_FILES := $(sort $(wildcard src/*/*.[ch] tests/*/*.[ch]))
+C_FILES := $(sort $(wildcard src/*/*.[ch] tests/*/*.[ch] benchmarks/c/*.[ch]))
+
+BENCH_SOURCES := $(sort $(wildcard benchmarks/c/*.c))
+BENCH_PROGRAMS := $(patsubst benchmarks/c/%.c,build/c/bench/%,$(BENCH_SOURCES))
 
 # One folder for each way to build the runner, so that they do not undo each other.
 variant := $(if $(SAN),$(SAN),plain)$(if $(filter 0,$(DEBUG)),-release)$(if $(filter 1,$(CUDA)),-cuda)
@@ -49,7 +52,8 @@ else
 runner_cflags += -DGM_WITH_CUDA=0
 endif
 
-.PHONY: help build test test-c asan ubsan tsan fuzz mutants lint format stubtest clean
+.PHONY: help build test test-c asan ubsan tsan fuzz mutants bench-c callgrind
+.PHONY: lint format stubtest clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -85,12 +89,17 @@ fuzz: build/c/fuzz ## fuzz the core for FUZZ_SECONDS=600, from the corpus in the
 mutants: ## break src/core in small ways and see that the C tests notice (an hour)
 	$(PYTHON) tests/mutation/mutate.py
 
+bench-c: $(BENCH_PROGRAMS) ## build the C programs of the benchmarks, as released
+
+callgrind: ## count the instructions of a hit and a free against the recorded figures
+	$(PYTHON) -m benchmarks.callgrind
+
 lint: ## formatting, static analysis, Python lint, and the rules of the rooms
 	$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
-	printf '%s\n' $(ROOM_SOURCES) | xargs -P $$(nproc) -I{} \
+	printf '%s\n' $(ROOM_SOURCES) $(BENCH_SOURCES) | xargs -P $$(nproc) -I{} \
 	    $(CLANG_TIDY) --quiet {} -- $(BASE_CFLAGS) -DGM_WITH_CUDA=0
 	cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr \
-	    --enable=warning,performance,portability -DGM_WITH_CUDA=0 -Isrc src/core src/backends
+	    --enable=warning,performance,portability -DGM_WITH_CUDA=0 -Isrc src/core src/backends benchmarks/c
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
@@ -117,6 +126,20 @@ build/c/fuzz: tests/fuzz/fuzz_core.c $(wildcard src/core/*.[ch] src/backends/*.[
 	$(CLANG) $(filter-out -fno-plt,$(BASE_CFLAGS)) -g -O1 -pthread -DGM_DEBUG=1 \
 	    -DGM_WITH_CUDA=0 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
 	    $< $(ROOM_SOURCES) -o $@
+
+# As setup.py builds the extension, but that it is a program of each.
+build/c/bench/%.o: %.c $(CFLAGS_FILE) Makefile
+	@mkdir -p $(@D)
+	@echo 'cc $@'
+	@$(CC) $(BASE_CFLAGS) -O3 -DNDEBUG -fno-plt -g -pthread -DGM_WITH_CUDA=0 \
+	    $(if $(filter 1,$(WERROR)),-Werror) -MMD -MP -c $< -o $@
+
+build/c/bench/%: build/c/bench/benchmarks/c/%.o $(ROOM_SOURCES:%.c=build/c/bench/%.o)
+	@echo 'ld $@'
+	@$(CC) $^ -pthread -o $@
+
+.SECONDARY:
+-include $(patsubst %.c,build/c/bench/%.d,$(ROOM_SOURCES) $(BENCH_SOURCES))
 
 runner_objects := $(RUNNER_SOURCES:%.c=$(out)/%.o)
 

@@ -12,14 +12,15 @@ pytest   the Python tests on the GPU (GPUMEM_BACKEND=cuda)
 replay   every trace of benchmarks/traces with --verify, on the GPU and on a simulated
          device of the same size; both must complete, and agree in every count and in
          where each block was put
-latency  benchmarks/latency.py, recorded, not judged
+speed    python -m benchmarks --quick --only b1,b1replace: the hot path beside the peers
+         that are installed, recorded; judged is only that no two blocks overlapped
 
 A part that fails or runs out of time does not stop those after it. Each has a time
 limit, and all together have --budget (480 s): what they leave is what a later part
 gets. The end of a failed part's output is shown; all of it is in OUTDIR/log.txt.
 
 OUTDIR also gets summary.json and summary.md (with commit, GPU, driver, versions, date),
-replay.json, latency.json and pytest.xml. Exit code 0 when every part passed, else 1.
+replay.json, speed.json and pytest.xml. Exit code 0 when every part passed, else 1.
 
 Needs a C compiler, make, a CUDA toolkit and pytest, and no network; only the standard
 library is imported here, since the machine may be bare.
@@ -28,7 +29,6 @@ library is imported here, since the machine may be bare.
 import argparse
 import json
 import os
-import platform
 import shlex
 import signal
 import subprocess
@@ -36,13 +36,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.facts import machine_facts  # noqa: E402 - through the line above
+
 TRACES = ROOT / "benchmarks" / "traces"
 SHOWN_LINES = 40  # of a failed part
 
@@ -258,13 +260,17 @@ def _without_placements(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "cuda": without(row["cuda"]), "sim": without(row["sim"])}
 
 
-def part_latency(run: Run) -> str:
-    words = [sys.executable, "benchmarks/latency.py", "--json"]
-    data = json.loads(run.must(words, GPUMEM_BACKEND="cuda"))
-    run.write("latency.json", data)
-    wanted = ("object()", "gpumem pool.malloc(4096)")
-    idle = [row for row in data["rows"] if row["what"] in wanted and not row["live"]]
-    return ", ".join(f"{row['what']} {row['ns']:.1f} ns" for row in idle)
+def part_speed(run: Run) -> str:
+    words = [sys.executable, "-m", "benchmarks", "--quick", "--only", "b1,b1replace"]
+    words += ["--out", str(run.out), "--name", "speed"]
+    run.must(words, GPUMEM_BACKEND="cuda")
+    data = json.loads((run.out / "speed.json").read_text(encoding="utf-8"))
+    shown = [
+        f"{row['who']} {row['median']:.1f} ns"
+        for row in data["rows"]
+        if row["case"] == "pool, 4 KiB" and row["who"] in ("object()", "gpumem")
+    ]
+    return ", ".join(shown)
 
 
 # Seconds that each may take, when the budget allows.
@@ -273,58 +279,8 @@ PARTS: dict[str, tuple[Callable[[Run], str], float]] = {
     "c": (part_c, 150),
     "pytest": (part_pytest, 240),
     "replay": (part_replay, 180),
-    "latency": (part_latency, 90),
+    "speed": (part_speed, 120),
 }
-
-
-# ---- the machine ----
-
-
-def _ask(*words: str) -> str:
-    """What a command prints, "" when there is no such command or it fails."""
-    try:
-        done = subprocess.run(
-            words, cwd=ROOT, capture_output=True, text=True, timeout=20, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
-
-
-def _commit() -> str:
-    commit = _ask("git", "rev-parse", "HEAD")
-    if not commit:
-        return "unknown"
-    changed = _ask("git", "status", "--porcelain", "--untracked-files=no")
-    return commit + (" with changes" if changed else "")
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def machine_facts(commit: str) -> dict[str, Any]:
-    gpus = _ask("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
-    driver = _ask("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    nvcc = _ask("nvcc", "--version") or _ask("/usr/local/cuda/bin/nvcc", "--version")
-    cupy = [name for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy") if _version(name)]
-    facts = {
-        "commit": commit or _commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "gpus": gpus.splitlines(),
-        "driver": driver.partition("\n")[0],
-        "cuda toolkit": next((x for x in nvcc.splitlines() if "release" in x), ""),
-        "python": platform.python_version(),
-        "compiler": _ask("gcc", "--version").partition("\n")[0],
-        "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "cupy": _version(cupy[0]) if cupy else "",
-    }
-    for package in ("torch", "numpy", "pytest", "hypothesis"):
-        facts[package] = _version(package)
-    return facts
 
 
 # ---- running and telling ----

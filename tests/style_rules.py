@@ -158,7 +158,7 @@ def _may_include(source: Source, target: Source) -> bool:
         return False
     if source.room == "backends":
         return target.room == "core" and target.name in BACKEND_CORE
-    if source.room == "python":
+    if source.room in ("python", "benchmarks"):
         return target.room == "core" or target.path == "src/backends/backends.h"
     return False
 

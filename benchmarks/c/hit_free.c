@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A hit and a free, over and over, for counting instructions under callgrind.
+ *
+ *     hit_free WAY COUNT
+ *
+ * prepares a pool and then runs COUNT pairs. Two runs with different counts differ by
+ * the pairs alone, so the difference of their instructions over the difference of the
+ * counts is exact, whatever the rest of the program does. Ways:
+ *
+ *     exact    the only free block that fits has just the size
+ *     split    it is larger: cut at each hit, joined again with what was cut off
+ *     joined   four blocks taken and given back in the order 2, 3, 1, 4, so that a free
+ *              joins none, one or both of its neighbours; COUNT counts pairs
+ *     crowded  65,536 free blocks of one size between live ones: the longest search
+ *              that the index can be brought to
+ */
+#include "bench.h"
+
+#include <string.h>
+
+enum {
+    SIZE = 4096,
+    CROWD = 65536,
+};
+
+typedef struct scene {
+    gm_pool *pool;
+    bench_block *kept; // alive all the time
+    size_t count;
+} scene;
+
+/* `count` live blocks with a free one of the same size after each but the last, which
+ * ends the segment. */
+static void
+alternate(scene *s, size_t count)
+{
+    size_t total = 2 * count - 1;
+    bench_block *all = calloc(total, sizeof(*all));
+
+    bench_insist(all != NULL, "no host memory");
+    bench_give(s->pool, bench_take(s->pool, total * SIZE, 0));
+    for (size_t i = 0; i < total; i++) {
+        all[i] = bench_take(s->pool, SIZE, 0);
+    }
+    for (size_t i = 1; i < total; i += 2) {
+        bench_give(s->pool, all[i]);
+    }
+    for (size_t i = 0; i < count; i++) {
+        all[i] = all[2 * i];
+    }
+    s->kept = all;
+    s->count = count;
+}
+
+static void
+run_pairs(scene *s, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        bench_give(s->pool, bench_take(s->pool, SIZE, 0));
+    }
+}
+
+static void
+prepare_exact(scene *s)
+{
+    alternate(s, 2);
+}
+
+static void
+prepare_split(scene *s)
+{
+    bench_give(s->pool, bench_take(s->pool, (size_t)16 * SIZE, 0));
+}
+
+static void
+prepare_crowded(scene *s)
+{
+    alternate(s, CROWD + 1);
+}
+
+static void
+run_joined(scene *s, size_t count)
+{
+    static const unsigned order[4] = {1, 2, 0, 3};
+    bench_block taken[4];
+
+    for (size_t i = 0; i < count; i += 4) {
+        for (size_t k = 0; k < 4; k++) {
+            taken[k] = bench_take(s->pool, SIZE, 0);
+        }
+        for (size_t k = 0; k < 4; k++) {
+            bench_give(s->pool, taken[order[k]]);
+        }
+    }
+}
+
+static const struct way {
+    const char *name;
+    void (*prepare)(scene *s);
+    void (*run)(scene *s, size_t count);
+} ways[] = {
+    {"exact", prepare_exact, run_pairs},
+    {"split", prepare_split, run_pairs},
+    {"joined", prepare_split, run_joined},
+    {"crowded", prepare_crowded, run_pairs},
+};
+
+static const struct way *
+find_way(const char *name)
+{
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+        if (strcmp(name, ways[i].name) == 0) {
+            return &ways[i];
+        }
+    }
+    return NULL;
+}
+
+int
+main(int argc, char **argv)
+{
+    const struct way *way = argc == 3 ? find_way(argv[1]) : NULL;
+    bench_addresses addresses;
+    scene s = {0};
+
+    if (!way) {
+        fprintf(stderr, "usage: hit_free exact|split|joined|crowded COUNT\n");
+        return 1;
+    }
+    s.pool = bench_pool(&addresses);
+    way->prepare(&s);
+    way->run(&s, strtoul(argv[2], NULL, 10));
+    bench_insist(addresses.calls == 1, "a request was no hit");
+    for (size_t i = 0; i < s.count; i++) {
+        bench_give(s.pool, s.kept[i]);
+    }
+    free(s.kept);
+    bench_close(s.pool);
+    return 0;
+}

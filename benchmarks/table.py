@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: MIT
+"""README's table of results, made from what was recorded.
+
+    python3 -m benchmarks.table [--check]
+
+Takes the newest run on a GPU in benchmarks/results/ that has the benchmark of a line,
+and the recorded instruction counts, and writes the lines between the two markers of
+README.md; --check only says whether they stand there. A line for which nothing was
+recorded is not in the table; a figure that misses its target is, as it is.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from benchmarks import callgrind, report
+from benchmarks.plan import Row
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN = "<!-- made by python3 -m benchmarks.table -->"
+END = "<!-- end of what is made -->"
+
+Rows = Sequence[Row]
+
+
+# ---- what lines are made of: each returns its text, None where rows are missing ----
+
+
+def _found(rows: Rows, who: str, *starts: str) -> list[Row]:
+    """Rows of `who` with figures whose case begins so."""
+    return [
+        row
+        for row in rows
+        if row.who == who and row.median is not None and row.case.startswith(starts)
+    ]
+
+
+def _span(values: list[float], text: str) -> str | None:
+    """Lowest to highest."""
+    if not values:
+        return None
+    low, high = min(values), max(values)
+    shown = (
+        f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
+    )
+    return text.format(shown)
+
+
+def _times_ours(who: str, start: str) -> Callable[[Rows], str | None]:
+    """How many times as fast as `who` gpumem is."""
+
+    def tell(rows: Rows) -> str | None:
+        found = _found(rows, who, start)
+        return _span([row.over_gpumem for row in found if row.over_gpumem], "{}x")
+
+    return tell
+
+
+def _over_object(rows: Rows) -> str | None:
+    found = _found(rows, "gpumem", "pool, ")
+    return _span([row.over_object for row in found if row.over_object], "{}x")
+
+
+def _second_device(rows: Rows) -> str | None:
+    one, two = (_found(rows, "gpumem", f"{count} device") for count in (1, 2))
+    if not one or not two:
+        return None
+    assert one[0].median is not None and two[0].median is not None
+    return f"{two[0].median - one[0].median:+.1f} ns"
+
+
+def _crowd(start: str) -> Callable[[Rows], str | None]:
+    def tell(rows: Rows) -> str | None:
+        medians = {row.case: row.median for row in _found(rows, "gpumem", start)}
+        few, many = (medians.get(f"{start}{count}") for count in ("100", "100,000"))
+        return f"{many / few:.2f}x" if few and many else None
+
+    return tell
+
+
+def _grid(rows: Rows) -> str | None:
+    ratios = [r.over_gpumem for r in _found(rows, "rmm pool", "n ") if r.over_gpumem]
+    if not ratios:
+        return None
+    return f"{min(ratios):.2f}x at least, {geometric_mean(ratios):.2f}x mean"
+
+
+def _warm(who: str) -> Callable[[Rows], str | None]:
+    def tell(rows: Rows) -> str | None:
+        warm = [row for row in rows if "," not in row.case]
+        return _times_ours(who, "")(warm)
+
+    return tell
+
+
+def _threads(rows: Rows) -> str | None:
+    found = _found(rows, "gpumem", "8 threads")
+    return f"{found[0].extra['over_one_thread']:.2f}x" if found else None
+
+
+def _growth(rows: Rows) -> str | None:
+    theirs = {row.case: row for row in _found(rows, "cupy", "")}
+    pairs = [
+        (row, theirs[row.case])
+        for row in _found(rows, "gpumem, growth", "")
+        if row.case in theirs
+    ]
+    if not pairs:
+        return None
+    calls = max(a.extra["upstream_calls"] / b.extra["upstream_calls"] for a, b in pairs)
+    spent = max((a.median or 0) / (b.median or 1) for a, b in pairs)
+    return f"{calls:.2f} of the calls, {spent:.2f} of the time, at most"
+
+
+def _tail(rows: Rows) -> str | None:
+    ratios = [row.extra["p99.9"] / row.extra["p50"] for row in _found(rows, "core", "")]
+    return _span(ratios, "{}x")
+
+
+def _bytes(case: str) -> Callable[[Rows], str | None]:
+    def tell(rows: Rows) -> str | None:
+        found = [row.median for row in rows if row.case == case and row.median]
+        return f"{found[0]:.1f}" if found else None
+
+    return tell
+
+
+@dataclass(frozen=True)
+class Line:
+    """What was measured, in which benchmark, what it should be, how it is told; build:
+    the kind of interpreter that it takes."""
+
+    measure: str
+    bench: str
+    target: str
+    tell: Callable[[Rows], str | None]
+    build: str = ""
+
+
+LINES = (
+    Line(
+        "`pool.malloc` and drop, 512 B to 1 GiB: CuPy's pool takes",
+        *("b1", "9x or more", _times_ours("cupy", "pool, ")),
+    ),
+    Line("the same over `object()`", "b1", "1.25x or less", _over_object),
+    Line(
+        "the same with a second device visible",
+        *("b1devices", "15 ns more or less", _second_device),
+    ),
+    Line(
+        "`gpumem.alloc` and drop: `cupy.cuda.alloc` takes",
+        *("b1", "9x or more", _times_ours("cupy.cuda.alloc", "installed ")),
+    ),
+    Line(
+        "replacing 500 of 5,500 blocks: CuPy's pool takes",
+        *("b1replace", "9x or more", _times_ours("cupy", "replacing 500 of 5,500")),
+    ),
+    Line(
+        "100,000 live blocks over 100: replacing all of them",
+        *("b2", "1.5x or less", _crowd("replacing all of ")),
+    ),
+    Line(
+        "100,000 live blocks over 100: one pair beside them",
+        *("b2", "1.5x or less", _crowd("4 KiB beside ")),
+    ),
+    Line(
+        "RMM's random_allocations: RMM's pool takes",
+        *("b3", "more everywhere, 3x in the mean", _grid),
+    ),
+    Line("recorded traces, warm: CuPy's pool takes", "b4", "6x or more", _warm("cupy")),
+    Line("recorded traces, warm: PyTorch takes", "b4", "6x or more", _warm("torch")),
+    Line(
+        "8 threads on their own streams, free-threaded Python: over one thread",
+        *("b7", "5x or more", _threads, "free-threaded"),
+    ),
+    Line(
+        "recorded traces from nothing, with `growth`: of what CuPy's pool takes",
+        *("b8", "0.10 of the calls, 0.50 of the time", _growth),
+    ),
+    Line("recorded traces in C, warm: p99.9 over p50", "b10", "8x or less", _tail),
+    Line(
+        "host bytes a block, in the core",
+        *("b13", "64 or less", _bytes("in the core")),
+    ),
+    Line(
+        "host bytes a live block from Python, in all",
+        *("b13", "192 or less", _bytes("in all")),
+    ),
+)
+
+
+# ---- the table ----
+
+
+def runs() -> list[tuple[dict[str, Any], list[Row]]]:
+    """The recorded runs on a GPU, the newest first."""
+    found = [report.load(path) for path in RESULTS.glob("bench_*.json")]
+    found = [run for run in found if run[0]["backend"] == "cuda"]
+    return sorted(found, key=lambda run: str(run[0]["machine"]["date"]), reverse=True)
+
+
+def _told(
+    line: Line, recorded: list[tuple[dict[str, Any], list[Row]]]
+) -> tuple[str, str] | None:
+    """What the newest run that has it says, and on what it ran."""
+    for about, rows in recorded:
+        if line.build in ("", about["build"]):
+            text = line.tell([row for row in rows if row.bench == line.bench])
+            if text is not None:
+                return text, str(about["device"])
+    return None
+
+
+def lines() -> list[str]:
+    """The lines of the table; none where nothing was recorded."""
+    recorded = runs()
+    body = []
+    for line in LINES:
+        found = _told(line, recorded)
+        if found is not None:
+            body.append((line.measure, line.target, *found))
+    for compiler, counts in sorted(callgrind.recorded().items()):
+        for way, target in (("exact", "100 or less"), ("split", "160 or less")):
+            measure = f"instructions in the core: {callgrind.WAYS[way]}"
+            body.append((measure, target, f"{counts[way]:.0f}", compiler))
+    if not body:
+        return []
+    head = [("measure", "target", "measured", "on"), ("---", "---", "---", "---")]
+    return ["| " + " | ".join(cells) + " |" for cells in [*head, *body]]
+
+
+def written(text: str, table: list[str]) -> str:
+    """`text` with `table` between its markers."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"README.md lacks the markers {BEGIN} and {END}")
+    return "\n".join([before + begin, "", *table, "", end + after])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    args = parser.parse_args()
+    text = README.read_text(encoding="utf-8")
+    new = written(text, lines())
+    if args.check:
+        return 0 if new == text else 1
+    README.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
