@@ -2,7 +2,7 @@
 """Types of the extension module. What the names mean is in their docstrings."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import (
     Any,
     ClassVar,
@@ -98,6 +98,39 @@ class ManagedMemory(BaseMemory):
     ) -> None: ...
 
 @disjoint_base
+class SystemMemory(BaseMemory):
+    @property
+    def _owner(self) -> object: ...
+    def __init__(self, size: SupportsIndex) -> None: ...
+    @classmethod
+    def from_external(
+        cls, ptr: SupportsIndex, size: SupportsIndex, owner: object
+    ) -> Self: ...
+    def prefetch(
+        self,
+        stream: _AnyStream | None,
+        *,
+        device_id: SupportsIndex | None = None,
+    ) -> None: ...
+    # The device is needed, under one of its two names.
+    @overload
+    def advise(
+        self, advise: SupportsIndex, device: SupportsIndex, *, dev: None = None
+    ) -> None: ...
+    @overload
+    def advise(
+        self, advise: SupportsIndex, device: None = None, *, dev: SupportsIndex
+    ) -> None: ...
+
+@disjoint_base
+class MemoryAsync(BaseMemory):
+    @property
+    def stream_ref(self) -> ReferenceType[Any]: ...
+    def __init__(
+        self, size: SupportsIndex, stream: _AnyStream | None = None
+    ) -> None: ...
+
+@disjoint_base
 class UnownedMemory(BaseMemory):
     @property
     def _owner(self) -> object: ...
@@ -148,6 +181,23 @@ class PooledMemory(BaseMemory):
     @property
     def pool(self) -> ReferenceType[SingleDeviceMemoryPool]: ...
     def free(self) -> None: ...
+    @property
+    def identity(self) -> str: ...
+    def prefetch(
+        self,
+        stream: _AnyStream | None,
+        *,
+        device_id: SupportsIndex | None = None,
+    ) -> None: ...
+    # The device is needed, under one of its two names.
+    @overload
+    def advise(
+        self, advise: SupportsIndex, device: SupportsIndex, *, dev: None = None
+    ) -> None: ...
+    @overload
+    def advise(
+        self, advise: SupportsIndex, device: None = None, *, dev: SupportsIndex
+    ) -> None: ...
 
 @final
 class PooledPinnedMemory(PinnedMemory):
@@ -241,6 +291,8 @@ class MemoryPointer:
 
 def malloc(size: SupportsIndex) -> MemoryPointer: ...
 def malloc_managed(size: SupportsIndex) -> MemoryPointer: ...
+def malloc_async(size: SupportsIndex) -> MemoryPointer: ...
+def malloc_system(size: SupportsIndex) -> MemoryPointer: ...
 def malloc_pinned(size: SupportsIndex) -> PinnedMemoryPointer: ...
 def is_memory_pinned(
     ptr: SupportsIndex | BaseMemory | MemoryPointer | PinnedMemoryPointer,
@@ -306,6 +358,29 @@ class SingleDeviceMemoryPool(_BasePool):
         self, size: SupportsIndex, *, device: SupportsIndex | None = None
     ) -> MemoryPointer: ...
     def free(self, ptr: SupportsIndex, size: SupportsIndex) -> None: ...
+
+@disjoint_base
+class MemoryAsyncPool:
+    @property
+    def _pools(self) -> list[int]: ...
+    @property
+    def memoryAsyncHasStat(self) -> bool: ...  # noqa: N802 - CuPy's name
+    def __init__(
+        self,
+        pool_handles: str | SupportsIndex | Sequence[str | SupportsIndex] = "current",
+    ) -> None: ...
+    def malloc(self, size: SupportsIndex) -> MemoryPointer: ...
+    def free_all_blocks(self, stream: _AnyStream | None = None) -> None: ...
+    def n_free_blocks(self) -> int: ...
+    def used_bytes(self) -> int: ...
+    def free_bytes(self) -> int: ...
+    def total_bytes(self) -> int: ...
+    def set_limit(
+        self,
+        size: SupportsIndex | None = None,
+        fraction: SupportsFloat | None = None,
+    ) -> None: ...
+    def get_limit(self) -> int: ...
 
 @disjoint_base
 class PinnedMemoryPool(_BasePool):

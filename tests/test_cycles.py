@@ -8,6 +8,7 @@ import gc
 import os
 import random
 import sys
+import sysconfig
 import weakref
 
 import pytest
@@ -142,12 +143,15 @@ def test_an_owner_that_refers_back():
     assert collected(watched)
 
 
-@pytest.mark.parametrize(
+SUBCLASSES = pytest.mark.parametrize(
     ("base", "args"),
     [
         (gpumem.BaseMemory, ()),
         (gpumem.Memory, (UNIT,)),
         (gpumem.ManagedMemory, (UNIT,)),
+        (gpumem.PinnedMemory, (UNIT,)),
+        (gpumem.SystemMemory, (UNIT,)),
+        (gpumem.MemoryAsync, (UNIT,)),
         (gpumem.UnownedMemory, (0x1000, UNIT, None, 0)),
         (
             gpumem.PythonFunctionAllocatorMemory,
@@ -157,6 +161,8 @@ def test_an_owner_that_refers_back():
         (CFunctionAllocator, (0, 1, 1, None)),
         (MemoryPool, ()),
         (SingleDeviceMemoryPool, ()),
+        (gpumem.PinnedMemoryPool, ()),
+        (gpumem.MemoryAsyncPool, ()),
         (gpumem.Event, ()),
         (gpumem.Stream, ()),
         (gpumem.ExternalStream, (0,)),
@@ -164,6 +170,9 @@ def test_an_owner_that_refers_back():
         (gpumem.CUDARuntimeError, (1,)),
     ],
 )
+
+
+@SUBCLASSES
 def test_an_object_of_a_subclass_that_refers_to_itself(base, args):
     class Sub(base):
         pass
@@ -174,6 +183,25 @@ def test_an_object_of_a_subclass_that_refers_to_itself(base, args):
     watched = weakref.ref(token)
     del made, token
     assert collected(watched)
+
+
+@SUBCLASSES
+@pytest.mark.skipif(
+    bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+    reason="without the interpreter lock classes may live for ever",
+)
+def test_an_object_whose_class_is_garbage_too(base, args):
+    """The collector may have taken the class apart when the object comes to its end."""
+
+    def make():
+        class Sub(base):
+            pass
+
+        Sub.made = made = Sub(*args)
+        token = made.token = Token()
+        return weakref.ref(token)
+
+    assert collected(make())
 
 
 # ---- allocators ----

@@ -107,6 +107,37 @@ ENTRIES = {
         "mem.prefetch(None); mem.advise(1, device=0)",
         "",
     ),
+    "SystemMemory": (
+        "mem = gpumem.SystemMemory(10**6)\n"
+        "mem.prefetch(None); mem.advise(1, device=0)\n"
+        "gpumem.malloc_system(10**6).memset(0, 10)\n"
+        "gpumem.SystemMemory.from_external(address, 500, [back])._owner",
+        "back = (ctypes.c_char * 500)(); address = ctypes.addressof(back)",
+    ),
+    "a device without an ability": (
+        "for f in (gpumem.malloc_system, gpumem.malloc_async, gpumem.MemoryAsync):\n"
+        "    try: f(10)\n    except RuntimeError: pass",
+        "plan = testing.without('pageable_access', 'memory_pools'); plan.__enter__()",
+    ),
+    "MemoryAsync": (
+        "mem = gpumem.MemoryAsync(10**6); mem.stream_ref()\n"
+        "gpumem.MemoryAsync(10**6, stream=stream); gpumem.malloc_async(10**6)",
+        "stream = gpumem.Stream()",
+    ),
+    "MemoryAsyncPool": (
+        "made = gpumem.MemoryAsyncPool(); gpumem.MemoryAsyncPool(made._pools)\n"
+        "made.malloc(10**6); made.used_bytes(), made.free_bytes(), made.get_limit()\n"
+        "made.set_limit(fraction=0.5); made.free_all_blocks(); made.set_limit()\n"
+        "try: gpumem.MemoryAsyncPool('other')\nexcept ValueError: pass",
+        "",
+    ),
+    "a pool over memory that moves": (
+        "p = over.malloc(10**6); p.mem.identity; p.mem.prefetch(None)\n"
+        "p.mem.advise(1, 0)\n"
+        "try: pool.malloc(10).mem.prefetch(None)\nexcept TypeError: pass",
+        "over = gpumem.MemoryPool(gpumem.malloc_managed)\n"
+        "def clean_up(): over.free_all_blocks()",
+    ),
     "PinnedMemory": (
         "mem = gpumem.PinnedMemory(10**6, 1)\n"
         "p = gpumem.PinnedMemoryPointer(mem, 300) + 300; p -= 300; p += 1\n"

@@ -113,6 +113,22 @@ def pinned_pool(cls):
     return over.malloc(UNIT), over.malloc(0), over.stats()
 
 
+def system_memory(cls):
+    owner = bytearray(UNIT)
+    wrapped = cls.from_external(0x1000, UNIT, owner)
+    return cls(UNIT), cls(0), wrapped, gpumem.malloc_system(UNIT)
+
+
+def memory_async(cls):
+    made = cls(UNIT), cls(0), cls(UNIT, gpumem.Stream())
+    return made, made[0].stream_ref(), gpumem.malloc_async(UNIT)
+
+
+def async_pool(cls):
+    pool = cls()
+    return cls(pool._pools).malloc(UNIT), pool.malloc(0), pool.used_bytes()
+
+
 def device(cls):
     with cls(0) as entered:
         return entered, POOL.malloc(1).device
@@ -194,6 +210,9 @@ RECIPES = {
     "gpumem.Memory": lambda cls: (cls(UNIT), cls(0), gpumem.malloc(UNIT)),
     "gpumem.ManagedMemory": lambda cls: (cls(UNIT), gpumem.malloc_managed(UNIT)),
     "gpumem.UnownedMemory": lambda cls: cls(0x1000, UNIT, object(), 0),
+    "gpumem.SystemMemory": system_memory,
+    "gpumem.MemoryAsync": memory_async,
+    "gpumem.MemoryAsyncPool": async_pool,
     "gpumem.PinnedMemory": lambda cls: (
         cls(UNIT),
         cls(0, 1),

@@ -18,6 +18,9 @@
  */
 #include "sim.h"
 
+#include <sys/mman.h> // mincore()
+#include <unistd.h>   // sysconf()
+
 #define SCATTER 16
 
 /* Addresses for pinned and managed memory, at least; more where the devices are larger,
@@ -302,10 +305,29 @@ sim_check_copy(
                : sim_bad_value(sim);
 }
 
-gm_status
-sim_check_set(gm_sim *sim, uintptr_t dst, size_t size)
+/* Whether anything is at an address of the host's. */
+static bool
+is_mapped(uintptr_t ptr)
 {
-    return sim_range_usable(sim, dst, size, false, false) ? GM_OK : sim_bad_value(sim);
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    unsigned char resident;
+    return mincore((void *)(ptr & ~(page - 1)), page, &resident) == 0;
+}
+
+/* Whether the device reads and writes plain host memory, and both ends of this are
+ * there: a wrong address is to be refused, where a device would fault. */
+static bool
+reaches_host(const gm_sim *sim, int device, uintptr_t ptr, size_t size)
+{
+    return (sim->devices[device].support & GM_DEVICE_PAGEABLE_ACCESS) != 0 &&
+           size <= UINTPTR_MAX - ptr && is_mapped(ptr) && is_mapped(ptr + size - 1);
+}
+
+gm_status
+sim_check_set(gm_sim *sim, int device, uintptr_t dst, size_t size)
+{
+    bool host = reaches_host(sim, device, dst, size);
+    return sim_range_usable(sim, dst, size, host, false) ? GM_OK : sim_bad_value(sim);
 }
 
 gm_status
@@ -320,7 +342,12 @@ sim_check_managed(gm_sim *sim, uintptr_t ptr, size_t size, int device)
         (sim->devices[device].support & GM_DEVICE_CONCURRENT_MANAGED) == 0) {
         return GM_ERR_UNSUPPORTED;
     }
-    return range != NULL && range->kind == GM_MEM_MANAGED &&
+    if (range == NULL) { // plain host memory: the first device speaks for the host
+        bool host = reaches_host(sim, device == -1 ? 0 : device, ptr, size);
+        return sim_range_usable(sim, ptr, size, host, false) ? GM_OK
+                                                             : sim_bad_value(sim);
+    }
+    return range->kind == GM_MEM_MANAGED &&
                    sim_range_usable(sim, ptr, size, false, false)
                ? GM_OK
                : sim_bad_value(sim);

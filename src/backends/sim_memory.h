@@ -132,9 +132,10 @@ sim_range_usable(const gm_sim *sim, uintptr_t ptr, size_t size, bool host, bool 
 /* Checks a copy's two ranges; invalid value, and counted, when one is bad. */
 gm_status sim_check_copy(
     gm_sim *sim, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind);
-gm_status sim_check_set(gm_sim *sim, uintptr_t dst, size_t size);
+gm_status sim_check_set(gm_sim *sim, int device, uintptr_t dst, size_t size);
 
-/* Checks a range of managed memory and a place for it: a device, or the host as -1. */
+/* Checks a range of managed memory, or of plain host memory where that is reached, and
+ * a place for it: a device, or the host as -1. */
 gm_status sim_check_managed(gm_sim *sim, uintptr_t ptr, size_t size, int device);
 
 /* ---- sim_pool.c ---- */

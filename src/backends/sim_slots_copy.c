@@ -24,7 +24,7 @@ transfer_locked(gm_sim *sim,
     if (status == GM_OK) {
         status = work->kind == SIM_OP_COPY
                      ? sim_check_copy(sim, work->dst, work->src, work->size, kind)
-                     : sim_check_set(sim, work->dst, work->size);
+                     : sim_check_set(sim, (*stream)->device, work->dst, work->size);
     }
     if (status == GM_OK) {
         status = sim_submit(sim, *stream, work, NULL);

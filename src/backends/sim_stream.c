@@ -92,7 +92,7 @@ sim_execute(gm_sim *sim, const sim_work *work)
         sim->clock += LAUNCH_NS + work->size / LINK_BYTES_A_NS;
         break;
     case SIM_OP_SET:
-        if (!sim_range_usable(sim, work->dst, work->size, false, true)) {
+        if (!sim_range_usable(sim, work->dst, work->size, true, true)) {
             (void)sim_bad_value(sim);
             break;
         }

@@ -13,21 +13,28 @@
 
 /* ---- allocating ---- */
 
-/* Runs the garbage collector, also where the user switched it off: it is asked for
- * here, not automatic. Called by the core, detached. */
+int
+gmpy_collect_garbage(void)
+{
+    PyObject *gc = PyImport_ImportModule("gc");
+    PyObject *found = gc ? PyObject_CallMethod(gc, "collect", NULL) : NULL;
+    int result = found ? 0 : -1;
+
+    Py_XDECREF(found);
+    Py_XDECREF(gc);
+    return result;
+}
+
+/* The same for the core, which calls it detached and has nobody to tell. */
 static bool
 collect_garbage(void *Py_UNUSED(context))
 {
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *gc = PyImport_ImportModule("gc");
-    PyObject *found = gc ? PyObject_CallMethod(gc, "collect", NULL) : NULL;
-    bool ran = found != NULL;
+    bool ran = gmpy_collect_garbage() == 0;
 
     if (!ran) {
-        PyErr_WriteUnraisable(gc);
+        PyErr_WriteUnraisable(NULL);
     }
-    Py_XDECREF(found);
-    Py_XDECREF(gc);
     PyGILState_Release(gil);
     return ran;
 }

@@ -26,6 +26,21 @@ set_attribute(PyObject *self, const char *name, PyObject *value)
     return PyObject_SetAttrString(self, name, value);
 }
 
+/* The base's traverse and clear, of a type that Python knows from the start, do not see
+ * to the type of the error, which may be garbage itself. */
+static int
+error_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    return ((PyTypeObject *)PyExc_BaseException)->tp_traverse(self, visit, arg);
+}
+
+static int
+error_clear(PyObject *self)
+{
+    return ((PyTypeObject *)PyExc_BaseException)->tp_clear(self);
+}
+
 /* (type, arguments, attributes): new reference. */
 static PyObject *
 reduce_error(PyObject *self, PyObject *arguments)
@@ -159,15 +174,14 @@ static PyMethodDef out_of_memory_methods[] = {
 };
 
 static PyType_Slot out_of_memory_slots[] = {
-    {Py_tp_doc, (void *)out_of_memory_doc},
-    {Py_tp_init, out_of_memory_init},
-    {Py_tp_methods, out_of_memory_methods},
-    {0, NULL},
+    {Py_tp_doc, (void *)out_of_memory_doc}, {Py_tp_init, out_of_memory_init},
+    {Py_tp_traverse, error_traverse},       {Py_tp_clear, error_clear},
+    {Py_tp_methods, out_of_memory_methods}, {0, NULL},
 };
 
 static PyType_Spec out_of_memory_spec = {
     .name = "gpumem.OutOfMemoryError",
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = out_of_memory_slots,
 };
 
@@ -256,15 +270,14 @@ static PyMethodDef runtime_error_methods[] = {
 };
 
 static PyType_Slot runtime_error_slots[] = {
-    {Py_tp_doc, (void *)runtime_error_doc},
-    {Py_tp_init, runtime_error_init},
-    {Py_tp_methods, runtime_error_methods},
-    {0, NULL},
+    {Py_tp_doc, (void *)runtime_error_doc}, {Py_tp_init, runtime_error_init},
+    {Py_tp_traverse, error_traverse},       {Py_tp_clear, error_clear},
+    {Py_tp_methods, runtime_error_methods}, {0, NULL},
 };
 
 static PyType_Spec runtime_error_spec = {
     .name = "gpumem.CUDARuntimeError",
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = runtime_error_slots,
 };
 

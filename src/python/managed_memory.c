@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
  * ManagedMemory: memory that migrates between host and device, taken straight from the
- * driver, and what the driver can be told about it.
+ * driver. And what the driver can be told about such memory, and about plain host
+ * memory that devices reach (system_memory.c).
  *
  * Threading: as Memory (memory.c). The device calls run without the interpreter.
  */
+#include "memory_kinds.h"
 #include "stream.h"
 
 PyDoc_STRVAR(
@@ -48,8 +50,7 @@ as_location(gmpy_state *st, PyObject *arg, int *out)
     return *out == -1 ? 0 : gmpy_as_device(st, arg, out);
 }
 
-PyDoc_STRVAR(
-    prefetch_doc,
+const char gmpy_memory_prefetch_doc[] = PyDoc_STR(
     "prefetch($self, stream, *, device_id=None)\n"
     "--\n"
     "\n"
@@ -64,18 +65,18 @@ PyDoc_STRVAR(
     "    CUDARuntimeError: the device refused.\n"
     "    ValueError: there is no such device.");
 
-static PyObject *
-managed_memory_prefetch(PyObject *op,
-                        PyObject *const *args,
-                        Py_ssize_t nargs,
-                        PyObject *kwnames)
+PyObject *
+gmpy_memory_prefetch(PyObject *op,
+                     PyObject *const *args,
+                     Py_ssize_t nargs,
+                     PyObject *kwnames)
 {
     static const gmpy_signature signature = {
         "prefetch", 2, 1, 1, {"stream", "device_id"}};
-    gmpy_owned_memory *self = (gmpy_owned_memory *)op;
+    const gmpy_base_memory *self = (const gmpy_base_memory *)op;
     gmpy_state *st = gmpy_state_of(op);
     const gm_backend *backend = gmpy_backend(st);
-    int device = self->base.device_id;
+    int device = self->device_id;
     PyObject *given[2];
     gmpy_stream_ref stream;
     gm_status status;
@@ -86,48 +87,48 @@ managed_memory_prefetch(PyObject *op,
         (given[1] && given[1] != Py_None && as_location(st, given[1], &device) < 0)) {
         return NULL;
     }
-    if (self->base.size == 0) {
+    if (self->size == 0) {
         Py_RETURN_NONE;
     }
     Py_BEGIN_ALLOW_THREADS
     status = gmpy_stream_enter(backend, &stream, &back);
     if (status == GM_OK) {
-        status = gm_backend_mem_prefetch(backend, self->base.ptr, self->base.size,
-                                         device, stream.handle);
+        status = gm_backend_mem_prefetch(backend, self->ptr, self->size, device,
+                                         stream.handle);
         gmpy_stream_leave(backend, back);
     }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
-        return gmpy_raise(st, status, "prefetching managed memory");
+        return gmpy_raise(st, status, "prefetching memory");
     }
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(advise_doc,
-             "advise($self, advise, device=None, *, dev=None)\n"
-             "--\n"
-             "\n"
-             "Tells the driver how the memory will be used.\n"
-             "\n"
-             "Args:\n"
-             "    advise (int): one of the runtime's cudaMemoryAdvise values, 1 to 6.\n"
-             "    device (Device): the device the advice is about; -1 for the host.\n"
-             "    dev (Device): the same, under the name that newer CuPy has for it.\n"
-             "\n"
-             "Raises:\n"
-             "    CUDARuntimeError: the device refused.\n"
-             "    TypeError: device is missing, or given under both names.\n"
-             "    ValueError: there is no such device.");
+const char gmpy_memory_advise_doc[] = PyDoc_STR(
+    "advise($self, advise, device=None, *, dev=None)\n"
+    "--\n"
+    "\n"
+    "Tells the driver how the memory will be used.\n"
+    "\n"
+    "Args:\n"
+    "    advise (int): one of the runtime's cudaMemoryAdvise values, 1 to 6.\n"
+    "    device (Device): the device the advice is about; -1 for the host.\n"
+    "    dev (Device): the same, under the name that newer CuPy has for it.\n"
+    "\n"
+    "Raises:\n"
+    "    CUDARuntimeError: the device refused.\n"
+    "    TypeError: device is missing, or given under both names.\n"
+    "    ValueError: there is no such device.");
 
-static PyObject *
-managed_memory_advise(PyObject *op,
-                      PyObject *const *args,
-                      Py_ssize_t nargs,
-                      PyObject *kwnames)
+PyObject *
+gmpy_memory_advise(PyObject *op,
+                   PyObject *const *args,
+                   Py_ssize_t nargs,
+                   PyObject *kwnames)
 {
     static const gmpy_signature signature = {
         "advise", 3, 1, 2, {"advise", "device", "dev"}};
-    gmpy_owned_memory *self = (gmpy_owned_memory *)op;
+    const gmpy_base_memory *self = (const gmpy_base_memory *)op;
     gmpy_state *st = gmpy_state_of(op);
     const gm_backend *backend = gmpy_backend(st);
     PyObject *given[3];
@@ -152,24 +153,20 @@ managed_memory_advise(PyObject *op,
         as_location(st, given[1] ? given[1] : given[2], &device) < 0) {
         return NULL;
     }
-    if (self->base.size == 0) {
+    if (self->size == 0) {
         Py_RETURN_NONE;
     }
     Py_BEGIN_ALLOW_THREADS
-    status =
-        gm_backend_mem_advise(backend, self->base.ptr, self->base.size, advice, device);
+    status = gm_backend_mem_advise(backend, self->ptr, self->size, advice, device);
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
-        return gmpy_raise(st, status, "advising about managed memory");
+        return gmpy_raise(st, status, "advising about memory");
     }
     Py_RETURN_NONE;
 }
 
 static PyMethodDef managed_memory_type_methods[] = {
-    {"prefetch", (PyCFunction)(void (*)(void))managed_memory_prefetch,
-     METH_FASTCALL | METH_KEYWORDS, prefetch_doc},
-    {"advise", (PyCFunction)(void (*)(void))managed_memory_advise,
-     METH_FASTCALL | METH_KEYWORDS, advise_doc},
+    GMPY_MIGRATION_METHODS,
     {0},
 };
 

@@ -8,15 +8,27 @@
  */
 #include "module.h"
 #include "hooks.h"
+#include "memory_kinds.h"
 #include "pinned.h"
 
 #include "core/gm_process.h" // gm_process_exit
 
+/* Not by PyType_GetModuleByDef, which goes by the type's order of resolution: of a
+ * class that is garbage itself the collector may have cleared that when an instance
+ * dies. The chain of bases stays. */
 gmpy_state *
 gmpy_state_of(PyObject *self)
 {
-    PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &gmpy_module_def);
+    PyObject *module = NULL;
 
+    for (PyTypeObject *type = Py_TYPE(self); type && !module; type = type->tp_base) {
+        if (PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) {
+            module = ((PyHeapTypeObject *)type)->ht_module;
+            if (module && PyModule_GetDef(module) != &gmpy_module_def) {
+                module = NULL;
+            }
+        }
+    }
     GM_ASSERT(module); // only called on instances of our types
     return gmpy_state_of_module(module);
 }
@@ -56,6 +68,23 @@ register_exit(PyObject *module)
     return result;
 }
 
+/* At first memory comes straight from where it is. */
+static int
+module_set_allocators(PyObject *module, gmpy_state *st)
+{
+    st->raw_malloc = PyObject_GetAttrString(module, "malloc");
+    if (!st->raw_malloc) {
+        return -1;
+    }
+    st->raw_malloc_pinned = PyObject_GetAttrString(module, "malloc_pinned");
+    if (!st->raw_malloc_pinned) {
+        return -1;
+    }
+    st->allocator = Py_NewRef(st->raw_malloc);
+    st->pinned_allocator = Py_NewRef(st->raw_malloc_pinned);
+    return 0;
+}
+
 static int
 module_fill(PyObject *module)
 {
@@ -72,22 +101,38 @@ module_fill(PyObject *module)
         gmpy_event_time_methods,
         gmpy_testing_methods,
         gmpy_testing_sim_methods,
+        gmpy_system_memory_methods,
+        gmpy_memory_async_methods,
         gmpy_pinned_memory_methods,
         gmpy_pinned_allocator_methods,
         gmpy_default_pools_methods,
     };
     int (*const inits[])(PyObject *, gmpy_state *) = {
-        gmpy_errors_init,          gmpy_size_text_init,
-        gmpy_limit_init,           gmpy_thread_init,
-        gmpy_device_init,          gmpy_stream_init,
-        gmpy_event_init,           gmpy_memory_init,
-        gmpy_managed_memory_init,  gmpy_unowned_memory_init,
-        gmpy_function_memory_init, gmpy_function_allocator_init,
-        gmpy_pooled_memory_init,   gmpy_pointer_init,
-        gmpy_base_pool_init,       gmpy_device_pool_init,
-        gmpy_memory_pool_init,     gmpy_hooks_init,
-        gmpy_pinned_memory_init,   gmpy_pooled_pinned_memory_init,
-        gmpy_pinned_pointer_init,  gmpy_pinned_pool_init,
+        gmpy_errors_init,
+        gmpy_size_text_init,
+        gmpy_limit_init,
+        gmpy_thread_init,
+        gmpy_device_init,
+        gmpy_stream_init,
+        gmpy_event_init,
+        gmpy_memory_init,
+        gmpy_managed_memory_init,
+        gmpy_unowned_memory_init,
+        gmpy_function_memory_init,
+        gmpy_function_allocator_init,
+        gmpy_pooled_memory_init,
+        gmpy_pointer_init,
+        gmpy_base_pool_init,
+        gmpy_device_pool_init,
+        gmpy_memory_pool_init,
+        gmpy_hooks_init,
+        gmpy_pinned_memory_init,
+        gmpy_pooled_pinned_memory_init,
+        gmpy_pinned_pointer_init,
+        gmpy_pinned_pool_init,
+        gmpy_system_memory_init,
+        gmpy_memory_async_init,
+        gmpy_memory_async_pool_init,
     };
 
     for (size_t i = 0; i < sizeof(tables) / sizeof(*tables); i++) {
@@ -100,17 +145,7 @@ module_fill(PyObject *module)
             return -1;
         }
     }
-    st->raw_malloc = PyObject_GetAttrString(module, "malloc");
-    if (!st->raw_malloc) {
-        return -1;
-    }
-    st->allocator = Py_NewRef(st->raw_malloc);
-    st->raw_malloc_pinned = PyObject_GetAttrString(module, "malloc_pinned");
-    if (!st->raw_malloc_pinned) {
-        return -1;
-    }
-    st->pinned_allocator = Py_NewRef(st->raw_malloc_pinned);
-    return register_exit(module);
+    return module_set_allocators(module, st) < 0 ? -1 : register_exit(module);
 }
 
 static int

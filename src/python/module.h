@@ -27,6 +27,9 @@
     X(MemoryType)                                                                      \
     X(ManagedMemoryType)                                                               \
     X(UnownedMemoryType)                                                               \
+    X(SystemMemoryType)                                                                \
+    X(MemoryAsyncType)                                                                 \
+    X(MemoryAsyncPoolType)                                                             \
     X(PinnedMemoryType)                                                                \
     X(PooledPinnedMemoryType)                                                          \
     X(PinnedMemoryPointerType)                                                         \
@@ -402,6 +405,11 @@ int gmpy_pooled_memory_init(PyObject *module, gmpy_state *st);
  * gone back to the pool. New reference. */
 PyObject *gmpy_pooled_memory_new(gmpy_state *st, gm_pool *pool, gm_block *block);
 
+/* The memory that `mem` is made of, borrowed: itself, or for a PooledMemory what its
+ * pool took it from. NULL for plain device memory of a pool, and once it was given
+ * back. */
+PyObject *gmpy_memory_under(gmpy_state *st, PyObject *mem);
+
 /* A weak reference to `object`, for NULL one to something that is gone: new reference.
  */
 PyObject *gmpy_weak_reference(PyObject *object);
@@ -472,6 +480,10 @@ struct gmpy_upstream {
 int gmpy_pool_new(
     gmpy_state *st, PyObject *module, int device, PyObject *callable, gm_pool **out);
 
+/* The memory object that a live block's segment came from, borrowed; NULL for plain
+ * memory. A segment keeps the same one, so no lock is needed. */
+PyObject *gmpy_upstream_memory_of(const gmpy_upstream *up, const gm_block *block);
+
 /* The device that a live block's memory counts as on, of a pool of pinned memory. */
 int gmpy_upstream_device_of(const gmpy_upstream *up, const gm_block *block);
 
@@ -515,6 +527,10 @@ struct gmpy_any_pool {
 };
 
 int gmpy_base_pool_init(PyObject *module, gmpy_state *st);
+
+/* Runs the garbage collector, also where the user switched it off: it is asked for
+ * here, not automatic. 0 or -1. */
+int gmpy_collect_garbage(void);
 
 /* The way of a request that the cache could not serve at once: with all means, and an
  * exception for the want of memory. 0 or -1. */

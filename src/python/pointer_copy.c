@@ -244,6 +244,16 @@ transfer_note(transfer *t,
     return gmpy_as_stream_use(t->st, stream, &t->by);
 }
 
+/* Whether the pointer is into plain host memory that devices reach: a copy is not of
+ * its kind then, nor between devices, and the backend finds out what it is. */
+static bool
+is_plain_host(gmpy_state *st, const gmpy_pointer *pointer)
+{
+    PyObject *mem = gmpy_memory_under(st, pointer->mem);
+
+    return mem && PyObject_TypeCheck(mem, gmpy_type(st->SystemMemoryType));
+}
+
 static PyObject *
 copy_from_device(
     PyObject *op, PyObject *source, size_t size, bool async, PyObject *stream)
@@ -270,8 +280,13 @@ copy_from_device(
     t.src = src->ptr;
     t.size = size;
     t.kind = GM_COPY_DEVICE_TO_DEVICE;
-    t.dst_device = self->device_id;
-    t.src_device = src->device_id;
+    if (is_plain_host(t.st, self) || is_plain_host(t.st, src)) {
+        t.kind = GM_COPY_DEFAULT;
+    }
+    else {
+        t.dst_device = self->device_id;
+        t.src_device = src->device_id;
+    }
     return finish(&t, transfer_run(&t), "copying from device memory");
 }
 
@@ -302,7 +317,7 @@ copy_host(PyObject *op,
     t.dst = to_host ? host.address : self->ptr;
     t.src = to_host ? self->ptr : host.address;
     t.size = size;
-    t.kind = kind;
+    t.kind = is_plain_host(t.st, self) ? GM_COPY_DEFAULT : kind;
     if (transfer_note(&t, stream, self, NULL, &host.buffer) < 0) {
         gmpy_host_range_fini(&host);
         return NULL;

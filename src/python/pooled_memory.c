@@ -11,6 +11,7 @@
  */
 #include "module.h"
 #include "hooks.h"
+#include "memory_kinds.h"
 
 #include "core/gm_process.h" // gm_process_is_frozen
 
@@ -25,7 +26,9 @@ PyDoc_STRVAR(pooled_memory_doc,
              "    ptr (int): address of the first byte, 0 once given back.\n"
              "    size (int): length in bytes, rounded up to whole units of 512.\n"
              "    device_id (int): number of the device.\n"
-             "    pool: a weak reference to the SingleDeviceMemoryPool it came from.");
+             "    pool: a weak reference to the SingleDeviceMemoryPool it came from.\n"
+             "    identity (str): name of the type of memory that the pool took it\n"
+             "        from; Memory where that is the device's own.");
 
 static PyObject *
 pooled_memory_alloc(gmpy_state *st)
@@ -196,7 +199,78 @@ pooled_memory_pool(PyObject *op, void *Py_UNUSED(closure))
                                            : NULL);
 }
 
+PyObject *
+gmpy_memory_under(gmpy_state *st, PyObject *mem)
+{
+    const gmpy_pooled_memory *pooled = (const gmpy_pooled_memory *)mem;
+
+    if (!Py_IS_TYPE(mem, gmpy_type(st->PooledMemoryType))) {
+        return mem;
+    }
+    return pooled->block
+               ? gmpy_upstream_memory_of(gmpy_upstream_of(pooled->pool), pooled->block)
+               : NULL;
+}
+
+/* ---- what the memory is made of ---- */
+
+static PyObject *
+pooled_memory_identity(PyObject *op, void *Py_UNUSED(closure))
+{
+    gmpy_state *st = ((gmpy_pooled_memory *)op)->st;
+    PyObject *mem = gmpy_memory_under(st, op);
+
+    return PyType_GetName(mem ? Py_TYPE(mem) : gmpy_type(st->MemoryType));
+}
+
+/* 0 where the memory can be moved and advised about, else -1 with TypeError. */
+static int
+pooled_memory_check_migrates(PyObject *op, const char *name)
+{
+    gmpy_pooled_memory *self = (gmpy_pooled_memory *)op;
+    PyObject *mem = gmpy_memory_under(self->st, op);
+
+    if (!self->block) {
+        PyErr_SetString(PyExc_ValueError, "the memory was given back");
+        return -1;
+    }
+    if (mem && (PyObject_TypeCheck(mem, gmpy_type(self->st->ManagedMemoryType)) ||
+                PyObject_TypeCheck(mem, gmpy_type(self->st->SystemMemoryType)))) {
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError,
+                 "%s is for managed and system memory; this pool's is %s", name,
+                 mem ? Py_TYPE(mem)->tp_name : "the device's own");
+    return -1;
+}
+
+static PyObject *
+pooled_memory_prefetch(PyObject *op,
+                       PyObject *const *args,
+                       Py_ssize_t nargs,
+                       PyObject *kwnames)
+{
+    return pooled_memory_check_migrates(op, "prefetch") < 0
+               ? NULL
+               : gmpy_memory_prefetch(op, args, nargs, kwnames);
+}
+
+static PyObject *
+pooled_memory_advise(PyObject *op,
+                     PyObject *const *args,
+                     Py_ssize_t nargs,
+                     PyObject *kwnames)
+{
+    return pooled_memory_check_migrates(op, "advise") < 0
+               ? NULL
+               : gmpy_memory_advise(op, args, nargs, kwnames);
+}
+
+/* ---- the type ---- */
+
 static PyGetSetDef pooled_memory_getset[] = {
+    {"identity", pooled_memory_identity, NULL,
+     "name of the type of memory that its pool took it from", NULL},
     {"pool", pooled_memory_pool, NULL,
      "weak reference to the pool it came from; dead once given back", NULL},
     {0},
@@ -215,6 +289,10 @@ static PyMemberDef pooled_memory_members[] = {
 
 static PyMethodDef pooled_memory_methods[] = {
     {"free", pooled_memory_free, METH_NOARGS, free_doc},
+    {"prefetch", (PyCFunction)(void (*)(void))pooled_memory_prefetch,
+     METH_FASTCALL | METH_KEYWORDS, gmpy_memory_prefetch_doc},
+    {"advise", (PyCFunction)(void (*)(void))pooled_memory_advise,
+     METH_FASTCALL | METH_KEYWORDS, gmpy_memory_advise_doc},
     {0},
 };
 

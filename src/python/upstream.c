@@ -307,15 +307,21 @@ plain_upstream(gmpy_upstream *up)
     return (gm_upstream){.context = up, .take = device_take, .give = device_give};
 }
 
+PyObject *
+gmpy_upstream_memory_of(const gmpy_upstream *up, const gm_block *block)
+{
+    const gmpy_owner *owner = block->segment->piece.owner;
+
+    return up->callable ? owner->mem : NULL;
+}
+
 int
 gmpy_upstream_device_of(const gmpy_upstream *up, const gm_block *block)
 {
-    const void *owner = block->segment->piece.owner;
+    const PyObject *mem = gmpy_upstream_memory_of(up, block);
 
-    if (!up->callable) {
-        return (int)(uintptr_t)owner;
-    }
-    return ((const gmpy_base_memory *)((const gmpy_owner *)owner)->mem)->device_id;
+    return mem ? ((const gmpy_base_memory *)mem)->device_id
+               : (int)(uintptr_t)block->segment->piece.owner;
 }
 
 static gm_status

@@ -304,6 +304,7 @@ TEST(sim_bad_copies_are_refused)
                                        bad[i].kind, 0),
                  INVALID_VALUE);
     }
+    gm_sim_set_support(b, 0, GM_DEVICE_MANAGED); // does not reach the host's memory
     CHECK_EQ(gm_backend_set(b, host, 0, 1), INVALID_VALUE);
     CHECK_EQ(gm_backend_set_async(b, ptr, 0, 1001, 0), INVALID_VALUE);
     CHECK_EQ(read_ledger(b).errors, 2 * count + 2);
@@ -315,5 +316,36 @@ TEST(sim_bad_copies_are_refused)
     CHECK_EQ(info.kind, GM_POINTER_UNREGISTERED);
     CHECK_EQ(gm_backend_pointer_info(b, ptr + 1000, &info), GM_OK);
     CHECK_EQ(info.kind, GM_POINTER_UNREGISTERED);
+    gm_backend_close(b);
+}
+
+TEST(sim_plain_host_memory_is_reached_where_the_device_can)
+{
+    gm_backend *b = open_sim((gm_sim_options){.devices = 1, .memory = 2 * MIB});
+    uintptr_t ptr = take(b, GM_MEM_DEVICE, 1000);
+    unsigned char bytes[1000] = {0};
+    uintptr_t host = (uintptr_t)bytes;
+
+    CHECK_EQ(gm_backend_set(b, host, 7, 1000), GM_OK);
+    CHECK_EQ(bytes[999], 7);
+    CHECK_EQ(gm_backend_set_async(b, host, 9, 500, 0), GM_OK);
+    CHECK_EQ(gm_backend_mem_prefetch(b, host, 1000, 0, 0), GM_OK);
+    CHECK_EQ(gm_backend_mem_prefetch(b, host, 1000, -1, 0), GM_OK);
+    CHECK_EQ(gm_backend_mem_advise(b, host, 1000, 1, 0), GM_OK);
+    CHECK_EQ(gm_backend_device_synchronize(b, 0), GM_OK);
+    CHECK_EQ(bytes[499], 9);
+    CHECK_EQ(bytes[500], 7);
+    CHECK_EQ(read_ledger(b).errors, 0);
+    CHECK_EQ(gm_backend_set(b, 4096, 1, 1), INVALID_VALUE); // nothing is there
+    CHECK_EQ(gm_backend_set(b, host, 1, SIZE_MAX - host), INVALID_VALUE);
+    CHECK_EQ(read_ledger(b).errors, 2);
+
+    gm_sim_set_support(b, 0, GM_DEVICE_CONCURRENT_MANAGED);
+    CHECK_EQ(gm_backend_set(b, host, 1, 1), INVALID_VALUE);
+    CHECK_EQ(gm_backend_mem_prefetch(b, host, 1000, 0, 0), INVALID_VALUE);
+    CHECK_EQ(gm_backend_mem_advise(b, host, 1000, 1, -1), INVALID_VALUE);
+    CHECK_EQ(read_ledger(b).errors, 5);
+    CHECK_EQ(bytes[0], 9);
+    give(b, GM_MEM_DEVICE, ptr);
     gm_backend_close(b);
 }

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Kinds of memory that not every device has: what the files of their types share.
+ */
+#ifndef GMPY_MEMORY_KINDS_H
+#define GMPY_MEMORY_KINDS_H
+
+#include "module.h"
+
+/* ---- device_support.c ---- */
+
+/* 0 where the device has the ability, a GM_DEVICE_*; else -1 with RuntimeError, which
+ * says that the device cannot `what`. The backend is open. */
+int
+gmpy_require_support(gmpy_state *st, int device, unsigned ability, const char *what);
+
+/* ---- managed_memory.c ---- */
+
+/* prefetch and advise, of the types whose memory moves between host and devices: for
+ * their tables of methods. */
+PyObject *gmpy_memory_prefetch(PyObject *self,
+                               PyObject *const *args,
+                               Py_ssize_t nargs,
+                               PyObject *kwnames);
+PyObject *gmpy_memory_advise(PyObject *self,
+                             PyObject *const *args,
+                             Py_ssize_t nargs,
+                             PyObject *kwnames);
+extern const char gmpy_memory_prefetch_doc[];
+extern const char gmpy_memory_advise_doc[];
+
+#define GMPY_MIGRATION_METHODS                                                         \
+    {"prefetch", (PyCFunction)(void (*)(void))gmpy_memory_prefetch,                    \
+     METH_FASTCALL | METH_KEYWORDS, gmpy_memory_prefetch_doc},                         \
+    {                                                                                  \
+        "advise", (PyCFunction)(void (*)(void))gmpy_memory_advise,                     \
+            METH_FASTCALL | METH_KEYWORDS, gmpy_memory_advise_doc                      \
+    }
+
+/* ---- system_memory.c ---- */
+
+int gmpy_system_memory_init(PyObject *module, gmpy_state *st);
+extern PyMethodDef gmpy_system_memory_methods[];
+
+/* ---- memory_async.c, memory_async_pool.c ---- */
+
+int gmpy_memory_async_init(PyObject *module, gmpy_state *st);
+extern PyMethodDef gmpy_memory_async_methods[];
+
+/* Stream-ordered memory of the calling thread's current stream and device: a
+ * MemoryAsync, new reference. */
+PyObject *gmpy_memory_async_new(gmpy_state *st, size_t size);
+
+/* What a device without such memory cannot do. */
+#define GMPY_LACK_OF_POOLS                                                             \
+    "allocate memory in stream order (it has no memory pools); use MemoryPool instead"
+
+/* A MemoryAsyncPool. */
+typedef struct gmpy_async_pool {
+    PyObject_HEAD
+    gmpy_state *st;
+    gm_mem_pool *pools; // one a device; NULL until initialized
+    bool has_figures;   // the driver can be asked for them
+} gmpy_async_pool;
+
+int gmpy_memory_async_pool_init(PyObject *module, gmpy_state *st);
+
+/* ---- async_pool_figures.c ---- */
+
+/* The current device and its pool. 0 or -1. */
+int gmpy_async_pool_find(const gmpy_async_pool *self, int *device, gm_mem_pool *out);
+
+/* What a pool holds, what of it is in use, and what it keeps at most. */
+typedef struct gmpy_async_figures {
+    uint64_t reserved;
+    uint64_t used;
+    uint64_t threshold;
+} gmpy_async_figures;
+
+/* Needs no interpreter. */
+gm_status gmpy_async_pool_read(const gm_backend *backend,
+                               gm_mem_pool pool,
+                               gmpy_async_figures *out);
+
+PyObject *gmpy_async_pool_free_all_blocks(PyObject *self,
+                                          PyObject *const *args,
+                                          Py_ssize_t nargs,
+                                          PyObject *kwnames);
+PyObject *gmpy_async_pool_set_limit(PyObject *self,
+                                    PyObject *const *args,
+                                    Py_ssize_t nargs,
+                                    PyObject *kwnames);
+PyObject *gmpy_async_pool_n_free_blocks(PyObject *self, PyObject *ignored);
+PyObject *gmpy_async_pool_used_bytes(PyObject *self, PyObject *ignored);
+PyObject *gmpy_async_pool_free_bytes(PyObject *self, PyObject *ignored);
+PyObject *gmpy_async_pool_total_bytes(PyObject *self, PyObject *ignored);
+PyObject *gmpy_async_pool_get_limit(PyObject *self, PyObject *ignored);
+extern const char gmpy_async_pool_free_all_blocks_doc[];
+extern const char gmpy_async_pool_set_limit_doc[];
+
+#endif
