@@ -181,6 +181,28 @@ def test_a_buffer_alone_keeps_the_memory(pool):
 
 
 @pytest.mark.sim_only
+def test_a_copy_under_way_keeps_the_memory_and_no_longer(pool):
+    """Else the next to get it would change what is still to be copied."""
+    stream, target = Stream(non_blocking=True), gpumem.malloc(SEGMENT)
+    source = pool.malloc(SEGMENT)
+    address = source.ptr
+    memoryview(source)[:] = b"s" * SEGMENT
+    target.copy_from_host_async(source, SEGMENT, stream)
+    source.mem.free()
+    del source
+    other = pool.malloc(SEGMENT)
+    assert other.ptr != address
+    memoryview(other)[:] = b"o" * SEGMENT
+    stream.synchronize()
+    back = bytearray(SEGMENT)
+    target.copy_to_host(back, SEGMENT)
+    assert back == b"s" * SEGMENT
+    with testing.call_log() as calls:
+        assert pool.malloc(SEGMENT).ptr == address  # without taking more
+    assert memory_calls(calls) == []
+
+
+@pytest.mark.sim_only
 def test_free_all_blocks_gives_back_what_is_idle(pool):
     kept = pool.malloc(1)
     dropped = pool.malloc(10 * SEGMENT)

@@ -138,6 +138,21 @@ PyDoc_STRVAR(
     "    TypeError: size is not an integer.\n"
     "    CUDARuntimeError: the driver refused for another reason.");
 
+/* What the cache has not: first looks whether copies that kept memory are done, since
+ * they may have been the last to hold it. */
+static int
+pinned_pool_miss(gmpy_state *st,
+                 gm_pool *pool,
+                 const gm_request *request,
+                 gm_block **out)
+{
+    if (!gmpy_backend(st)) {
+        return -1;
+    }
+    gmpy_watch_look(st, true);
+    return gmpy_pool_malloc_slow(st, pool, request, out);
+}
+
 static PyObject *
 pinned_pool_take(gmpy_state *st, gm_pool *pool, size_t size)
 {
@@ -147,9 +162,8 @@ pinned_pool_take(gmpy_state *st, gm_pool *pool, size_t size)
     if (size == 0) {
         return gmpy_owned_memory_new(st, GM_MEM_PINNED, 0);
     }
-    // Without a backend nothing is cached: the way of the first request.
     if (gm_pool_malloc(pool, &request, &block) != GM_OK &&
-        (!gmpy_backend(st) || gmpy_pool_malloc_slow(st, pool, &request, &block) < 0)) {
+        pinned_pool_miss(st, pool, &request, &block) < 0) {
         return NULL;
     }
     return gmpy_pooled_pinned_memory_new(st, pool, block);
