@@ -108,3 +108,30 @@ def test_u49_two_hundred_exits_are_silent_and_quick(script):
 def test_u49_it_is_silent_in_development_mode(script, held):
     done = script(PRELUDE + HELD[held], options=("-X", "dev"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# Handlers run latest first: one that is registered before the import runs when the
+# library has been told that the process ends.
+LAST = """
+import atexit
+def last():
+    global hook, kept, pointer, pool, raw
+    from gpumem import testing
+    hook.__exit__()
+    gpumem.set_allocator(None)
+    with testing.call_log() as calls:
+        del kept, pointer, pool, raw
+    print(sorted(call.name for call in calls if "free" in call.name))
+"""
+REGISTERED = "atexit.register(last)\n"
+KEPT = "kept = pool.malloc(1 << 20)\n"
+
+
+def test_u49_a_driver_that_may_be_gone_is_not_asked(script):
+    """What dies after that goes with the process; what dies before is given back."""
+    environ = {"GPUMEM_BACKEND": "sim"}
+    after = script(LAST + REGISTERED + PRELUDE + KEPT, **environ)
+    assert (after.returncode, after.stdout, after.stderr) == (0, "[]\n", "")
+    before = script(PRELUDE + KEPT + LAST + REGISTERED, **environ)
+    freed = ["mem_free", "mem_free", "mem_free"]
+    assert (before.returncode, before.stdout, before.stderr) == (0, f"{freed}\n", "")
