@@ -43,6 +43,9 @@ ALLOCATORS = {
     "a pool over managed memory": lambda size: MemoryPool(gpumem.malloc_managed).malloc(
         size
     ),
+    "malloc_async": gpumem.malloc_async,
+    "malloc_system": gpumem.malloc_system,
+    "the driver's pool": lambda size: gpumem.MemoryAsyncPool().malloc(size),
     "C functions": over_c,
     "Python functions": over_python,
     "UnownedMemory": lambda size: MemoryPointer(
@@ -81,7 +84,7 @@ def test_u45_nothing_is_a_null_pointer_of_the_current_device(kind, hooked, unrai
     assert (pointer.ptr, pointer.mem.ptr, pointer.mem.size) == (0, 0, 0)
     assert pointer.device_id == pointer.mem.device_id == last
     assert (int(pointer), hook.open) == (0, 0)
-    assert [call for call in calls if call.name.startswith("mem_")] == []
+    assert [call for call in calls if call.name.startswith("mem_alloc")] == []
     del pointer
     assert unraisable == []
 
@@ -145,6 +148,19 @@ def test_u45_a_null_pointer_of_somebody_else_needs_a_device():
     for device in range(gpumem.get_device_count()):
         memory = UnownedMemory(0, 0, object(), device)
         assert (memory.ptr, memory.size, memory.device_id) == (0, 0, device)
+
+
+def test_u45_pinned_memory_of_no_bytes_is_null_too():
+    with device_calls() as calls:
+        for malloc in (
+            gpumem.alloc_pinned_memory,
+            gpumem.malloc_pinned,
+            gpumem.PinnedMemoryPool().malloc,
+        ):
+            pointer = malloc(0)
+            assert (pointer.ptr, pointer.size(), pointer.mem.size) == (0, 0, 0)
+            assert (pointer + 0).ptr == 0
+    assert [call for call in calls if call.name.startswith("mem_")] == []
 
 
 def test_u45_a_pool_counts_nothing_for_it(pool):
