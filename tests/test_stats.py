@@ -194,9 +194,9 @@ def test_over_a_callable_the_cache_is_what_is_known():
 
 
 @pytest.mark.two_devices
-@pytest.mark.parametrize("name", [1, Device(1), True])
-def test_a_device_can_be_named(name):
-    pool = MemoryPool()
+@pytest.mark.parametrize("named", [int, Device, bool])
+def test_a_device_can_be_named(named):
+    pool, name = MemoryPool(), named(1)
     kept = [pool.malloc(UNIT), pool.malloc(3 * UNIT, device=name)]
     assert [pointer.device_id for pointer in kept] == [0, 1]
     pool.malloc(2 * UNIT, device=name)

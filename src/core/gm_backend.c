@@ -447,7 +447,7 @@ gm_backend_stream_capture(const gm_backend *b,
     }
     if (status == GM_OK) {
         *state = value;
-        *id = number;
+        *id = value == GM_CAPTURE_ACTIVE ? number : 0;
     }
     return status;
 }

@@ -310,8 +310,8 @@ typedef struct gm_backend {
     /* ---- recorded graphs ---- */
 
     /* Whether the stream records a graph, and which: *id is a number no other recording
-     * of this process has, 0 where there is none. Never disturbs a recording. Default:
-     * GM_CAPTURE_NONE, 0. */
+     * of this process has, 0 where there is none or it is spoilt. Never disturbs a
+     * recording. Default: GM_CAPTURE_NONE, 0. */
     gm_status (*stream_capture)(void *self,
                                 gm_stream stream,
                                 gm_capture_state *state,

@@ -95,10 +95,10 @@ check_spoilt(const bench *t)
 {
     gm_capture_state state = GM_CAPTURE_NONE;
     gm_graph graph = 7;
-    uint64_t id = 0;
+    uint64_t id = 7;
     CHECK_EQ(gm_backend_stream_capture(t->b, t->origin, &state, &id), GM_OK);
     CHECK_EQ(state, GM_CAPTURE_INVALIDATED);
-    CHECK(id != 0);
+    CHECK_EQ(id, 0);
     CHECK_EQ(gm_backend_set_async(t->b, (uintptr_t)t->bytes, 0, 1, t->origin),
              INVALIDATED);
     CHECK_EQ(gm_backend_capture_end(t->b, t->origin, &graph), INVALIDATED);
