@@ -11,6 +11,7 @@ import gc
 import itertools
 import operator
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ MARKERS = {
     "gpu": "needs a real GPU: runs with GPUMEM_BACKEND=cuda",
     "sim_only": "looks into the simulated device, or injects failures into it",
     "two_devices": "needs two devices",
+    "pageable": "needs a device that reads plain host memory",
     "misuse": "has the device refuse a bad address or handle, which it counts",
 }
 WATCHDOG_SECONDS = 60
@@ -68,12 +70,26 @@ def pytest_report_header():
     return f"gpumem: {gpumem.get_backend()}, devices: {devices}"
 
 
+def reaches_host_memory():
+    """Whether the current device reads plain host memory."""
+    try:
+        gpumem.SystemMemory(1)
+    except RuntimeError:
+        return False
+    return True
+
+
 def pytest_collection_modifyitems(items):
-    """Skips, with the reason, what this device cannot run."""
+    """Skips, with the reason, what this device cannot run. A parameter that names plain
+    host memory stands for its marker."""
+    for item in items:
+        if re.search(r"\[.*(SystemMemory|malloc_system)", item.name):
+            item.add_marker(pytest.mark.pageable)
     sim = gpumem.get_backend() == "sim"
     reasons = {
         "gpu": sim and "needs a GPU: set GPUMEM_BACKEND=cuda on a machine with one",
         "sim_only": not sim and "asks the simulated device for what it saw",
+        "pageable": not reaches_host_memory() and "the device reads no host memory",
         "two_devices": gpumem.get_device_count() < 2 and "needs two devices",
     }
     for item in items:
