@@ -146,20 +146,30 @@ def make_gpumem(room: int | None = None, kind: PoolKind = _POOL_KINDS[0]) -> Con
     )
 
 
-def make_gpumem_alloc(room: int | None = None) -> Contender:
-    """The pool, through the allocator that is installed."""
-    made = make_gpumem(room)
+def through_alloc(
+    made: Contender, name: str, alloc: Callable[[int], Any], restore: Callable[[], None]
+) -> Contender:
+    """The same pool, now that its malloc is the installed allocator, through the
+    library's `alloc`; `restore` installs the one before."""
     close = made.close
-    gpumem.set_allocator(made.names["pool"].malloc)
 
     def close_all() -> None:
-        gpumem.set_allocator(None)
+        restore()
         close()
 
-    made.name = "gpumem.alloc"
+    made.name = name
     made.take = "alloc(size)"
     made.written = ""
-    made.names = {"alloc": gpumem.alloc}
+    made.names = {"alloc": alloc}
     made.own = None
     made.close = close_all
     return made
+
+
+def make_gpumem_alloc(room: int | None = None) -> Contender:
+    """The pool, through the allocator that is installed."""
+    made = make_gpumem(room)
+    gpumem.set_allocator(made.names["pool"].malloc)
+    return through_alloc(
+        made, "gpumem.alloc", gpumem.alloc, lambda: gpumem.set_allocator(None)
+    )

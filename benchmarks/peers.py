@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import gpumem
-from benchmarks.contenders import Contender, Lane, Maker, nothing
+from benchmarks.contenders import Contender, Lane, Maker, nothing, through_alloc
 
 _LARGEST = (1 << 64) - 1
 # Numbers in the runtime's enumerations.
@@ -83,21 +83,11 @@ def make_cupy_alloc(room: int | None = None) -> Contender:
     """CuPy's pool, through the allocator that is installed."""
     cuda = importlib.import_module("cupy").cuda
     made = make_cupy(room)
-    close = made.close
     before = cuda.get_allocator()
     cuda.set_allocator(made.names["pool"].malloc)
-
-    def close_all() -> None:
-        cuda.set_allocator(before)
-        close()
-
-    made.name = "cupy.cuda.alloc"
-    made.take = "alloc(size)"
-    made.written = ""
-    made.names = {"alloc": cuda.alloc}
-    made.own = None
-    made.close = close_all
-    return made
+    return through_alloc(
+        made, "cupy.cuda.alloc", cuda.alloc, lambda: cuda.set_allocator(before)
+    )
 
 
 @contextmanager

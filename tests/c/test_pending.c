@@ -521,16 +521,33 @@ TEST(pending_whichever_host_allocation_fails_nothing_changes)
     close_site(s);
 }
 
+/* One more pool at the site, over a device whose calls can be made to fail. */
+static gm_pool *
+open_faulty(site s, gm_backend **fault)
+{
+    gm_pool *pool = NULL;
+
+    CHECK_EQ(gm_backend_fault_open(s.sim, fault), GM_OK);
+    CHECK_EQ(gm_pool_new(0, gm_upstream_of_backend(*fault), &pool), GM_OK);
+    return pool;
+}
+
+static void
+close_faulty(gm_pool *pool, gm_backend *fault)
+{
+    gm_pool_close(pool);
+    gm_fault_clear(fault);
+    gm_backend_close(fault);
+}
+
 TEST(pending_a_mark_that_fails_is_tried_again)
 {
     gm_backend *fault = NULL;
     site s = open_site(64 * MIB);
     gm_stream_use other = new_stream(s.sim, 0, true);
-    gm_pool *pool = NULL;
+    gm_pool *pool = open_faulty(s, &fault);
     holding h;
 
-    CHECK_EQ(gm_backend_fault_open(s.sim, &fault), GM_OK);
-    CHECK_EQ(gm_pool_new(0, gm_upstream_of_backend(fault), &pool), GM_OK);
     h = take_bytes(pool, MIB);
     record(h, other);
     CHECK_EQ(gm_fault_plan(fault, "event_record", 1, 1, GM_DEVICE_ERROR(999)), GM_OK);
@@ -540,9 +557,7 @@ TEST(pending_a_mark_that_fails_is_tried_again)
     let_go(take_bytes(pool, KIB)); // a miss: marks, and looks
     CHECK_EQ(gm_backend_device_synchronize(s.sim, 0), GM_OK);
     CHECK_EQ(stats_of(pool).pending_blocks, 0);
-    gm_pool_close(pool);
-    gm_fault_clear(fault);
-    gm_backend_close(fault);
+    close_faulty(pool, fault);
     end_stream(s.sim, other);
     close_site(s);
 }
@@ -552,11 +567,9 @@ TEST(pending_a_stream_that_cannot_be_marked_is_waited_for_when_it_ends)
     gm_backend *fault = NULL;
     site s = open_site(64 * MIB);
     gm_stream_use other = new_stream(s.sim, 0, true);
-    gm_pool *pool = NULL;
+    gm_pool *pool = open_faulty(s, &fault);
     holding h;
 
-    CHECK_EQ(gm_backend_fault_open(s.sim, &fault), GM_OK);
-    CHECK_EQ(gm_pool_new(0, gm_upstream_of_backend(fault), &pool), GM_OK);
     h = take_bytes(pool, MIB);
     record(h, other);
     queue_write(s.sim, h, other);
@@ -566,9 +579,7 @@ TEST(pending_a_stream_that_cannot_be_marked_is_waited_for_when_it_ends)
     CHECK_EQ(gm_backend_stream_destroy(s.sim, other.stream), GM_OK);
     let_go(h);
     CHECK_EQ(stats_of(pool).free_bytes, MIB);
-    gm_pool_close(pool);
-    gm_fault_clear(fault);
-    gm_backend_close(fault);
+    close_faulty(pool, fault);
     close_site(s);
 }
 
