@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Cycles of garbage that memory is part of: one collection takes them, what frees the
 memory still works then, and nothing is said. The file is run in development mode too.
+What finalizers may do with memory of the user's functions: test_function_lifetime.py.
 """
 
 import ctypes

@@ -257,6 +257,16 @@ ENTRIES = {
         "def give(ptr, device): pass\n"
         "made = gpumem.PythonFunctionAllocator(take, give)",
     ),
+    "the memory of functions in a cycle with them": (
+        "f = Functions(); f.p = f.made.malloc(10**6); f.pool.malloc(10**6); del f\n"
+        "gc.collect(); gc.collect()",
+        "class Functions:\n"
+        "    def __init__(self):\n"
+        "        self.made = gpumem.PythonFunctionAllocator(self.take, self.give)\n"
+        "        self.pool = gpumem.MemoryPool(self.made.malloc)\n"
+        "    def take(self, size, device): return 1 << 40\n"
+        "    def give(self, ptr, device): pass",
+    ),
     "a limit from the environment": (
         "gpumem.MemoryPool().malloc(UNIT)",
         "import os; os.environ['GPUMEM_MEMORY_LIMIT'] = '40.5%'",

@@ -8,6 +8,7 @@
  * Threading: everything may be called from any thread. Anything that may wait, for a
  * lock or a device, runs detached from the interpreter.
  */
+#include "guard.h"
 #include "hooks.h"
 #include "stream.h"
 
@@ -25,9 +26,10 @@ gmpy_collect_garbage(void)
     return result;
 }
 
-/* The same for the core, which calls it detached and has nobody to tell. */
+/* The same for the core, which calls it detached and has nobody to tell. What garbage
+ * had of the user's functions is given back then too. */
 static bool
-collect_garbage(void *Py_UNUSED(context))
+collect_garbage(void *context)
 {
     PyGILState_STATE gil = PyGILState_Ensure();
     bool ran = gmpy_collect_garbage() == 0;
@@ -35,6 +37,7 @@ collect_garbage(void *Py_UNUSED(context))
     if (!ran) {
         PyErr_WriteUnraisable(NULL);
     }
+    gmpy_guards_settle(context, true);
     PyGILState_Release(gil);
     return ran;
 }
@@ -97,9 +100,11 @@ gmpy_pool_malloc_slow(gmpy_state *st,
 {
     int device = gm_pool_device(pool);
     gm_stream_use by = current_use(st, device);
-    gm_rescue rescue = {.collect = collect_garbage, .by = device < 0 ? NULL : &by};
+    gm_rescue rescue = {
+        .context = st, .collect = collect_garbage, .by = device < 0 ? NULL : &by};
     gm_status status;
 
+    gmpy_guards_look(st);
     gmpy_upstream_count(pool, 1); // the request under way
     Py_BEGIN_ALLOW_THREADS
     rescue.recording = gmpy_recording_of(st->backend, &by);
@@ -207,8 +212,10 @@ release_idle(PyObject *op, PyObject *device_arg, const gm_stream_key *key)
     gmpy_any_pool *self = (gmpy_any_pool *)op;
     gm_pool *pool;
     int device;
-    int found = self->find(self, device_arg, false, &pool, &device);
+    int found;
 
+    gmpy_guards_look(self->st);
+    found = self->find(self, device_arg, false, &pool, &device);
     if (found > 0) {
         Py_BEGIN_ALLOW_THREADS(void)
         (key ? gm_pool_release_idle_of(pool, *key) : gm_pool_release_idle(pool));

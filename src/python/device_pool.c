@@ -168,22 +168,6 @@ gmpy_device_pool_clear(PyObject *op)
     return 0;
 }
 
-/* Before the collector takes a cycle apart, so that what frees its memory still works.
- */
-void
-gmpy_device_pool_finalize(PyObject *op)
-{
-    gm_pool *pool = ((gmpy_device_pool *)op)->pool;
-    GMPY_TAKE_ERROR(pending);
-
-    if (pool && !gm_process_is_frozen()) {
-        Py_BEGIN_ALLOW_THREADS(void)
-        gm_pool_release_idle(pool);
-        Py_END_ALLOW_THREADS
-    }
-    GMPY_GIVE_ERROR(pending);
-}
-
 void
 gmpy_device_pool_dealloc(PyObject *op)
 {
@@ -317,7 +301,6 @@ static PyType_Slot device_pool_slots[] = {
     {Py_tp_new, gmpy_device_pool_alloc},
     {Py_tp_init, device_pool_init},
     {Py_tp_dealloc, gmpy_device_pool_dealloc},
-    {Py_tp_finalize, gmpy_device_pool_finalize},
     {Py_tp_traverse, gmpy_device_pool_traverse},
     {Py_tp_clear, gmpy_device_pool_clear},
     {Py_tp_methods, device_pool_methods},

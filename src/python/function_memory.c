@@ -14,13 +14,14 @@
  * makes a pool give memory back, possibly in the middle of other code; it cannot raise,
  * so what it raises goes to sys.unraisablehook and the memory counts as freed.
  *
- * Garbage: memory in a cycle is freed by its finalizer, before the collector takes the
- * free function's surroundings apart. Memory that a pool holds is left to the pool,
- * whose own finalizer gives it back.
+ * Garbage: memory in a cycle with its own free function has a guard (guard.c) call that
+ * function before the collector takes the cycle apart, once no __del__ is left that
+ * could use the memory. What a pool holds leaves the pool before that.
  */
 #include "module.h"
 
 #include "core/gm_process.h" // gm_process_is_frozen
+#include "guard.h"
 
 typedef void *(*malloc_function)(void *param, size_t size, int device);
 typedef void (*free_function)(void *param, void *ptr, int device);
@@ -30,8 +31,9 @@ typedef struct function_memory {
     gmpy_state *st;  // NULL until initialized
     uintptr_t owned; // what malloc returned; 0 for none
     int owned_device;
-    bool pooled;     // a pool holds it
+    gm_pool *pool;   // the native pool that holds it, if one does
     PyObject *keep;  // C: what keeps the functions alive; Python: the free function
+    PyObject *guard; // while there is something to free
     uintptr_t param; // C alone
     uintptr_t free_function;
 } function_memory;
@@ -90,49 +92,75 @@ function_memory_release(function_memory *self)
     GMPY_GIVE_ERROR(pending);
 }
 
+/* What the guard calls. A pool would hand out again what it does not know to be freed,
+ * so it gives back first, and is whole as all that the memory reaches. */
 static void
-function_memory_finalize(PyObject *op)
+function_memory_end(PyObject *op)
 {
     function_memory *self = (function_memory *)op;
+    GMPY_TAKE_ERROR(pending);
 
-    if (!self->pooled) {
-        function_memory_release(self);
+    if (self->pool) {
+        gm_pool *pool = self->pool;
+
+        Py_BEGIN_ALLOW_THREADS(void)
+        gm_pool_release_idle(pool);
+        Py_END_ALLOW_THREADS
     }
+    function_memory_release(self);
+    GMPY_GIVE_ERROR(pending);
 }
 
 static int
 function_memory_traverse(PyObject *op, visitproc visit, void *arg)
 {
+    function_memory *self = (function_memory *)op;
+
     Py_VISIT(Py_TYPE(op));
-    Py_VISIT(((function_memory *)op)->keep);
+    Py_VISIT(self->keep);
+    Py_VISIT(self->guard);
     return 0;
 }
 
-/* No tp_clear: `keep` is needed until the memory is freed, and never changes. */
+/* Until the memory is freed `keep` is needed. */
+static int
+function_memory_clear(PyObject *op)
+{
+    function_memory *self = (function_memory *)op;
+
+    if (!self->owned) {
+        Py_CLEAR(self->keep);
+    }
+    return 0;
+}
+
 static void
 function_memory_dealloc(PyObject *op)
 {
+    function_memory *self = (function_memory *)op;
     PyTypeObject *type = Py_TYPE(op);
 
     PyObject_GC_UnTrack(op);
-    function_memory_release((function_memory *)op);
-    Py_XDECREF(((function_memory *)op)->keep);
+    gmpy_guard_drop(&self->guard);
+    function_memory_release(self);
+    Py_XDECREF(self->keep);
     type->tp_free(op);
     Py_DECREF(type);
 }
 
 void
-gmpy_function_memory_pooled(gmpy_state *st, PyObject *mem)
+gmpy_function_memory_set_pool(gmpy_state *st, PyObject *mem, gm_pool *pool)
 {
     if (PyObject_TypeCheck(mem, gmpy_type(st->CFunctionAllocatorMemoryType)) ||
         PyObject_TypeCheck(mem, gmpy_type(st->PythonFunctionAllocatorMemoryType))) {
-        ((function_memory *)mem)->pooled = true;
+        ((function_memory *)mem)->pool = pool;
     }
 }
 
 /* ---- allocating ---- */
 
-/* Notes what every one of them has. 0, or -1 where it has been initialized. */
+/* Notes what every one of them has, and has it guarded if there will be something to
+ * free. 0, or -1, also where it has been initialized. */
 static int
 function_memory_begin(PyObject *op, gmpy_state *st, size_t size, int device)
 {
@@ -142,11 +170,12 @@ function_memory_begin(PyObject *op, gmpy_state *st, size_t size, int device)
         PyErr_SetString(PyExc_RuntimeError, "memory is initialized once");
         return -1;
     }
+    gmpy_guards_look(st);
     self->st = st;
     self->base.size = size;
     self->base.device_id = device;
     self->owned_device = device;
-    return 0;
+    return size ? gmpy_guard_new(st, op, &self->guard, function_memory_end) : 0;
 }
 
 static int
@@ -294,8 +323,8 @@ static PyType_Slot c_memory_slots[] = {
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, c_memory_init},
     {Py_tp_dealloc, function_memory_dealloc},
-    {Py_tp_finalize, function_memory_finalize},
     {Py_tp_traverse, function_memory_traverse},
+    {Py_tp_clear, function_memory_clear},
     {0, NULL},
 };
 
@@ -375,8 +404,8 @@ static PyType_Slot python_memory_slots[] = {
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, python_memory_init},
     {Py_tp_dealloc, function_memory_dealloc},
-    {Py_tp_finalize, function_memory_finalize},
     {Py_tp_traverse, function_memory_traverse},
+    {Py_tp_clear, function_memory_clear},
     {0, NULL},
 };
 

@@ -7,6 +7,7 @@
  * and attaching from the core's callbacks goes through the main interpreter.
  */
 #include "module.h"
+#include "guard.h"
 #include "hooks.h"
 #include "memory_kinds.h"
 #include "pinned.h"
@@ -133,6 +134,7 @@ module_fill(PyObject *module)
         gmpy_system_memory_init,
         gmpy_memory_async_init,
         gmpy_memory_async_pool_init,
+        gmpy_guard_init,
     };
 
     for (size_t i = 0; i < sizeof(tables) / sizeof(*tables); i++) {

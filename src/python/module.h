@@ -47,6 +47,7 @@
     X(ExternalStreamType)                                                              \
     X(EventType)                                                                       \
     X(ThreadSettingsType)                                                              \
+    X(GuardType)                                                                       \
     X(OutOfMemoryError)                                                                \
     X(CUDARuntimeError)                                                                \
     X(null_stream)                                                                     \
@@ -70,6 +71,7 @@ typedef struct gmpy_freelist {
 } gmpy_freelist;
 
 typedef struct gmpy_watched gmpy_watched;
+typedef struct gmpy_guard gmpy_guard;
 
 typedef struct gmpy_state {
 #define GMPY_STATE_FIELD(name) PyObject *name;
@@ -88,6 +90,9 @@ typedef struct gmpy_state {
     gmpy_watched *watched;     // host memory that the device may still use (watch.c)
     gmpy_watched *watched_last;
     int watched_count;
+    gmpy_guard *rescued; // guards with an object to let go of (guard.c)
+    uint64_t rounds;     // collections that guard.c was to end garbage in
+    bool settling;       // the interpreter was asked to come by there
 #ifdef Py_GIL_DISABLED
     PyMutex watched_lock;   // guards the list of the watched
     PyMutex allocator_lock; // guards the allocators and the default pools
@@ -278,6 +283,7 @@ typedef struct gmpy_thread {
     PyObject *allocator;    // the scoped allocator, borrowed
     PyObject *hooks;        // dictionary of memory hooks, borrowed; NULL for none
     PyObject *settings;     // the object that owns all this, borrowed
+    uint64_t round;         // of the collection that guard.c runs here; 0: none
 } gmpy_thread;
 
 extern _Thread_local gmpy_thread gmpy_this_thread;
@@ -386,9 +392,8 @@ int gmpy_as_function_address(PyObject *arg, const char *name, uintptr_t *out);
 /* 0, or -1 with TypeError. */
 int gmpy_check_callable(PyObject *arg, const char *name);
 
-/* Notes that a pool holds `mem`, any memory: if it is of these types, its finalizer
- * leaves it alone. */
-void gmpy_function_memory_pooled(gmpy_state *st, PyObject *mem);
+/* Notes that `pool` holds `mem`, any memory, or with NULL that it does no longer. */
+void gmpy_function_memory_set_pool(gmpy_state *st, PyObject *mem, gm_pool *pool);
 
 /* ---- pooled_memory.c ---- */
 
@@ -466,6 +471,7 @@ enum {
 typedef struct gmpy_upstream gmpy_upstream;
 struct gmpy_upstream {
     gmpy_state *st;
+    gm_pool *pool;             // whose it is
     PyObject *module;          // keeps st alive
     PyObject *callable;        // NULL: plain memory of that kind
     gm_mem_kind kind;          // GM_MEM_DEVICE or GM_MEM_PINNED
@@ -594,7 +600,6 @@ PyObject *gmpy_device_pool_alloc(PyTypeObject *type, PyObject *args, PyObject *k
 int gmpy_device_pool_open(gmpy_device_pool *self, int device, PyObject *callable);
 int gmpy_device_pool_traverse(PyObject *self, visitproc visit, void *arg);
 int gmpy_device_pool_clear(PyObject *self);
-void gmpy_device_pool_finalize(PyObject *self);
 void gmpy_device_pool_dealloc(PyObject *self);
 
 /* A SingleDeviceMemoryPool on `device`: new reference. `callable` NULL: plain memory.

@@ -207,7 +207,6 @@ static PyType_Slot pinned_pool_slots[] = {
     {Py_tp_new, pinned_pool_new},
     {Py_tp_init, pinned_pool_init},
     {Py_tp_dealloc, gmpy_device_pool_dealloc},
-    {Py_tp_finalize, gmpy_device_pool_finalize},
     {Py_tp_traverse, gmpy_device_pool_traverse},
     {Py_tp_clear, gmpy_device_pool_clear},
     {Py_tp_methods, pinned_pool_methods},

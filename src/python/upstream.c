@@ -193,7 +193,7 @@ callable_own(gmpy_upstream *up, const gmpy_pointer *pointer, gm_piece *out)
         return GM_ERR_HOST_MEMORY;
     }
     owner->mem = Py_NewRef(pointer->mem);
-    gmpy_function_memory_pooled(up->st, owner->mem);
+    gmpy_function_memory_set_pool(up->st, owner->mem, up->pool);
     owner->next = up->owners;
     if (up->owners) {
         up->owners->prev = owner;
@@ -258,6 +258,7 @@ callable_give(void *context, int Py_UNUSED(device), const gm_piece *piece)
     GMPY_TAKE_ERROR(pending);
 
     owner_unlink(up, owner);
+    gmpy_function_memory_set_pool(up->st, owner->mem, NULL);
     Py_DECREF(owner->mem);
     gm_host_free(owner);
     GMPY_GIVE_ERROR(pending);
@@ -378,6 +379,7 @@ gmpy_pool_new(
         return -1;
     }
     up->st = st;
+    up->pool = *out;
     up->module = Py_NewRef(module);
     up->callable = Py_XNewRef(callable);
     up->kind = device == GMPY_DEVICE_HOST ? GM_MEM_PINNED : GM_MEM_DEVICE;
