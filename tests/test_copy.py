@@ -205,7 +205,7 @@ def test_the_current_device_is_kept_when_a_copy_fails_on_another():
     with Device(1):
         there = gpumem.malloc(SIZE)
     stream = ExternalStream(0, 1)
-    for call in ("set_async", "device_get", "device_set"):
+    for call in ("set_async", "device_get", "device_push"):
         with testing.fail(call, code=999):
             with pytest.raises(gpumem.CUDARuntimeError):
                 there.memset_async(1, SIZE, stream)

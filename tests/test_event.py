@@ -318,7 +318,7 @@ def test_a_default_stream_that_names_its_device_is_that_devices():
 def test_the_current_device_is_kept_when_recording_fails_on_another():
     with Device(1):
         event = Event()
-    for call in ("event_record", "device_get", "device_set"):
+    for call in ("event_record", "device_get", "device_push"):
         with testing.fail(call, code=999):
             with pytest.raises(gpumem.CUDARuntimeError):
                 event.record(ExternalStream(0, 1))

@@ -67,6 +67,10 @@ class Functions:
         del self.memories[ptr]
         self.books.freed.append(ptr)
 
+    def lend(self, size):
+        self.pointers.append(self.allocator.malloc(size))
+        return self.pointers[-1]
+
 
 class Thunks(Functions):
     """The same behind C functions, which live as long as this."""
@@ -292,15 +296,11 @@ def test_memory_that_a_pool_had_for_a_while(books, kind):
     """The program keeps a pointer too, in a cycle with the functions."""
     functions = kind(books)
 
-    def malloc(size):
-        functions.pointers.append(functions.allocator.malloc(size))
-        return functions.pointers[-1]
-
-    pool = MemoryPool(malloc)
+    pool = MemoryPool(functions.lend)
     pool.malloc(UNIT)
     pool.free_all_blocks()
     assert pool.total_bytes() == 0 and books.freed == []
-    del pool, malloc, functions
+    del pool, functions
     gc.collect()
     assert books.balanced()
 
@@ -310,13 +310,9 @@ def test_memory_that_a_pool_had_for_a_while(books, kind):
 def test_memory_that_a_pool_and_the_program_have(books, make, kind):
     functions = kind(books)
 
-    def malloc(size):
-        functions.pointers.append(functions.allocator.malloc(size))
-        return functions.pointers[-1]
-
-    functions.pool = make(malloc)
+    functions.pool = make(functions.lend)
     functions.pool.malloc(UNIT)
-    del malloc, functions
+    del functions
     gc.collect()
     assert len(books.taken) == 1 and books.balanced()
 

@@ -467,7 +467,7 @@ def test_the_current_device_is_kept_when_such_a_call_fails():
     there = ExternalStream(0, 1)
     for call, use in [
         ("stream_synchronize", there.synchronize),
-        ("device_set", there.synchronize),
+        ("device_push", there.synchronize),
         ("device_get", there.synchronize),
     ]:
         with testing.fail(call, code=999):

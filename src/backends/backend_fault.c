@@ -27,6 +27,8 @@
     X(device_count, (void *self, int *count), (inner, count))                          \
     X(device_get, (void *self, int *device), (inner, device))                          \
     X(device_set, (void *self, int device), (inner, device))                           \
+    X(device_push, (void *self, int device, gm_device_mark *mark),                     \
+      (inner, device, mark))                                                           \
     X(device_synchronize, (void *self, int device), (inner, device))                   \
     X(device_name, (void *self, int device, char *text, size_t size),                  \
       (inner, device, text, size))                                                     \
@@ -229,6 +231,13 @@ slot_last_error(void *self)
     return gm_backend_last_error(fault->inner);
 }
 
+static void
+slot_device_pop(void *self, const gm_device_mark *mark)
+{
+    const gm_fault *fault = self;
+    gm_backend_device_pop(fault->inner, mark);
+}
+
 /* The wrapped backend stays: it is not ours. */
 static void
 slot_close(void *self)
@@ -260,6 +269,7 @@ gm_backend_fault_open(const gm_backend *inner, gm_backend **out)
                                 .error_name = slot_error_name,
                                 .error_text = slot_error_text,
                                 .last_error = slot_last_error,
+                                .device_pop = slot_device_pop,
 #define FAULT_FIELD(slot, parameters, arguments) .slot = slot_##slot,
                                 FAULT_SLOTS(FAULT_FIELD)
 #undef FAULT_FIELD

@@ -44,6 +44,7 @@
 
 typedef struct cuda_driver {
     CUresult (*ctx_get_current)(CUcontext *context);
+    CUresult (*ctx_set_current)(CUcontext context);
     CUresult (*ctx_get_device)(CUdevice *handle); // of the current context
     CUresult (*ctx_push)(CUcontext context);
     CUresult (*ctx_pop)(CUcontext *context);
@@ -105,6 +106,13 @@ GM_MUST_CHECK cudaError_t cuda_enter(const cuda_self *self,
                                      cuda_guard *guard);
 void cuda_leave(const cuda_guard *guard);
 
+/* The same around code of others, which may change what is current; leaving puts back
+ * the context that was, NULL for none. */
+GM_MUST_CHECK cudaError_t cuda_push(const cuda_self *self,
+                                    int device,
+                                    CUcontext *before);
+void cuda_pop(const cuda_self *self, CUcontext before);
+
 /* ---- errors (cuda_status.c) ---- */
 
 /* The status for a runtime call's result; also takes its trace out of the last-error
@@ -127,6 +135,8 @@ int cuda_last_error(void *self);
 gm_status cuda_device_count(void *self, int *count);
 gm_status cuda_device_get(void *self, int *device);
 gm_status cuda_device_set(void *self, int device);
+gm_status cuda_device_push(void *self, int device, gm_device_mark *mark);
+void cuda_device_pop(void *self, const gm_device_mark *mark);
 gm_status cuda_device_synchronize(void *self, int device);
 gm_status cuda_device_name(void *self, int device, char *text, size_t size);
 gm_status cuda_versions(void *self, int *driver, int *runtime);

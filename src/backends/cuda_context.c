@@ -42,6 +42,7 @@ typedef struct driver_symbol {
 
 static const driver_symbol driver_symbols[] = {
     {"cuCtxGetCurrent", offsetof(cuda_driver, ctx_get_current)},
+    {"cuCtxSetCurrent", offsetof(cuda_driver, ctx_set_current)},
     {"cuCtxGetId", offsetof(cuda_driver, ctx_get_id)},
     {"cuCtxGetDevice", offsetof(cuda_driver, ctx_get_device)},
     {"cuCtxPushCurrent", offsetof(cuda_driver, ctx_push)},
@@ -262,6 +263,43 @@ cuda_leave(const cuda_guard *guard)
     if (guard->pushed) {
         /* Fails only when the driver is gone, and with it what there was to restore. */
         (void)guard->self->driver.ctx_pop(&ours);
+    }
+}
+
+/* Pushes also where the device is current already, that is its context once more, since
+ * what runs on top may make another one current. */
+cudaError_t
+cuda_push(const cuda_self *self, int device, CUcontext *before)
+{
+    CUcontext context = NULL;
+    cudaError_t error = cudaSuccess;
+    int current = -1;
+
+    if (!cuda_has_device(self, device)) {
+        return cudaErrorInvalidDevice;
+    }
+    if (self->driver.ctx_get_current(&context) == CUDA_SUCCESS && context) {
+        error = cuda_current(self, &current);
+    }
+    *before = context;
+    if (error == cudaSuccess && current != device) {
+        error = primary_hold(self, device, &context);
+    }
+    return error == cudaSuccess ? cuda_from_driver(self->driver.ctx_push(context))
+                                : error;
+}
+
+void
+cuda_pop(const cuda_self *self, CUcontext before)
+{
+    CUcontext context = NULL;
+
+    /* Both fail only when the driver is gone, or `before` was destroyed meanwhile. */
+    (void)self->driver.ctx_pop(&context);
+    context = NULL;
+    (void)self->driver.ctx_get_current(&context);
+    if (context != before) { // somebody pushed, or popped, without the other
+        (void)self->driver.ctx_set_current(before);
     }
 }
 

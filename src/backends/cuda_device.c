@@ -4,9 +4,9 @@
  * it is reset, memory left, peers.
  *
  * The number of devices is fixed when the backend opens, as it is in the runtime. Only
- * device_set makes a context current that was not; device_synchronize, device_reset,
- * mem_info and peer_enable make the device's primary context if it has none, and leave
- * the thread's own alone.
+ * device_set and device_push make a context current that was not; device_synchronize,
+ * device_reset, mem_info and peer_enable make the device's primary context if it has
+ * none, and leave the thread's own alone.
  *
  * A reset ends what is in the primary context and not its handle (cuda_context.c), so
  * the incarnation is the context's id and not its address.
@@ -41,6 +41,26 @@ cuda_device_set(void *self, int device)
         return GM_ERR_INVALID_DEVICE;
     }
     return cuda_status(cudaSetDevice(device));
+}
+
+gm_status
+cuda_device_push(void *self, int device, gm_device_mark *mark)
+{
+    CUcontext before = NULL;
+    gm_status status;
+
+    if (!cuda_has_device(self, device)) {
+        return GM_ERR_INVALID_DEVICE;
+    }
+    status = cuda_status(cuda_push(self, device, &before));
+    mark->before = (uintptr_t)before;
+    return status;
+}
+
+void
+cuda_device_pop(void *self, const gm_device_mark *mark)
+{
+    cuda_pop(self, (CUcontext)mark->before);
 }
 
 gm_status

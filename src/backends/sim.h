@@ -93,6 +93,9 @@ int sim_thread_device(const gm_sim *sim);
 /* Makes a device that exists current. GM_ERR_HOST_MEMORY. */
 GM_MUST_CHECK gm_status sim_thread_set_device(gm_sim *sim, int device);
 
+/* Goes back to one that was current; nothing where the thread never set one. */
+void sim_thread_restore_device(const gm_sim *sim, int device);
+
 /* A number no other thread of the process has or had. GM_ERR_HOST_MEMORY. */
 GM_MUST_CHECK gm_status sim_thread_number(gm_sim *sim, uint64_t *number);
 

@@ -25,6 +25,7 @@ enum {
 /* X(the slots that enter, by the name that the table gives them; SIM_ of them) */
 #define SIM_SLOTS(X)                                                                   \
     X(device_set, 0)                                                                   \
+    X(device_push, 0)                                                                  \
     X(device_synchronize, SIM_UNSAFE)                                                  \
     X(device_support, 0)                                                               \
     X(mem_info, 0)                                                                     \
@@ -109,6 +110,8 @@ sim_device_of(const sim_stream *stream)
 gm_status sim_slot_device_count(void *self, int *count);
 gm_status sim_slot_device_get(void *self, int *device);
 gm_status sim_slot_device_set(void *self, int device);
+gm_status sim_slot_device_push(void *self, int device, gm_device_mark *mark);
+void sim_slot_device_pop(void *self, const gm_device_mark *mark);
 gm_status sim_slot_device_synchronize(void *self, int device);
 gm_status sim_slot_device_name(void *self, int device, char *text, size_t size);
 gm_status sim_slot_device_support(void *self, int device, unsigned *support);

@@ -2,8 +2,8 @@
  *
  * The simulated device's slots for devices and peers.
  *
- * device_count and device_get take no lock: the first never changes, the second is the
- * thread's own and asked for at each request.
+ * device_count, device_get and device_pop take no lock: the number never changes, the
+ * rest is the thread's own.
  */
 #include "sim_call.h"
 
@@ -37,6 +37,26 @@ sim_slot_device_set(void *self, int device)
     status = sim_has_device(self, device) ? sim_thread_set_device(self, device)
                                           : GM_ERR_INVALID_DEVICE;
     return sim_leave(&call, status);
+}
+
+gm_status
+sim_slot_device_push(void *self, int device, gm_device_mark *mark)
+{
+    const sim_call call = {self, .slot = SIM_SLOT_device_push, .device = device};
+    gm_status status = sim_enter(&call);
+    if (status != GM_OK) {
+        return status;
+    }
+    mark->before = (uintptr_t)sim_thread_device(self);
+    status = sim_has_device(self, device) ? sim_thread_set_device(self, device)
+                                          : GM_ERR_INVALID_DEVICE;
+    return sim_leave(&call, status);
+}
+
+void
+sim_slot_device_pop(void *self, const gm_device_mark *mark)
+{
+    sim_thread_restore_device(self, (int)mark->before);
 }
 
 gm_status

@@ -67,6 +67,15 @@ sim_thread_number(gm_sim *sim, uint64_t *number)
     return GM_OK;
 }
 
+void
+sim_thread_restore_device(const gm_sim *sim, int device)
+{
+    sim_thread *record = pthread_getspecific(sim->thread_key);
+    if (record != NULL) {
+        record->device = device;
+    }
+}
+
 sim_stream *
 sim_thread_stream(gm_sim *sim)
 {

@@ -24,6 +24,7 @@ gm_backend_validate(const gm_backend *b)
     bool complete =
         b->name != NULL && b->error_name != NULL && b->error_text != NULL &&
         b->device_count != NULL && b->device_get != NULL && b->device_set != NULL &&
+        b->device_push != NULL && b->device_pop != NULL &&
         b->device_synchronize != NULL && b->mem_info != NULL && b->mem_alloc != NULL &&
         b->mem_free != NULL && b->copy != NULL && b->copy_async != NULL &&
         b->set != NULL && b->set_async != NULL && b->stream_create != NULL &&
@@ -91,6 +92,27 @@ gm_status
 gm_backend_device_set(const gm_backend *b, int device)
 {
     return b->device_set(b->self, device);
+}
+
+gm_status
+gm_backend_device_push(const gm_backend *b, int device, gm_device_mark *mark)
+{
+    gm_device_mark value = {0};
+    gm_status status = b->device_push(b->self, device, &value);
+    *mark = (gm_device_mark){0};
+    if (status == GM_OK) {
+        *mark = value;
+        mark->pushed = true;
+    }
+    return status;
+}
+
+void
+gm_backend_device_pop(const gm_backend *b, const gm_device_mark *mark)
+{
+    if (mark->pushed) {
+        b->device_pop(b->self, mark);
+    }
 }
 
 gm_status

@@ -15,8 +15,8 @@
  *    memory is always GM_ERR_OUT_OF_MEMORY. An out-parameter is written on success
  * only.
  *  - A slot leaves the calling thread's current device as it found it, also when it
- *    fails; only device_set changes it. A slot with a `device` argument works on that
- *    device whatever is current.
+ *    fails; only device_set, device_push and device_pop change it. A slot with a
+ * `device` argument works on that device whatever is current.
  *  - A failed slot leaves nothing allocated, nothing queued and nothing in the
  *    runtime's last-error slot.
  *  - Every slot is optional unless marked required. A NULL slot answers
@@ -130,6 +130,12 @@ typedef struct gm_ipc_handle {
     unsigned char bytes[64];
 } gm_ipc_handle;
 
+/* What device_pop goes back to. */
+typedef struct gm_device_mark {
+    bool pushed;      // false: nothing
+    uintptr_t before; // the backend's own
+} gm_device_mark;
+
 typedef struct gm_backend {
     /* ---- identity ---- */
     uint32_t api_version; // GM_BACKEND_API_VERSION of the header it was built with
@@ -163,6 +169,14 @@ typedef struct gm_backend {
     /* Makes `device` current for the calling thread. GM_ERR_INVALID_DEVICE when there
      * is no such device. Required. */
     gm_status (*device_set)(void *self, int device);
+
+    /* Makes `device` current for the calling thread until device_pop is called with
+     * *mark. That puts back exactly what was, whatever the thread made current in
+     * between: also no context at all, or one that somebody made for himself. The two
+     * nest. After a failure there is nothing to pop. GM_ERR_INVALID_DEVICE. Required.
+     */
+    gm_status (*device_push)(void *self, int device, gm_device_mark *mark);
+    void (*device_pop)(void *self, const gm_device_mark *mark);
 
     /* Blocks until all work queued on `device` is done; an earlier fault of that work
      * comes out here. Required. */
@@ -435,6 +449,8 @@ int gm_backend_last_error(const gm_backend *b);
 gm_status gm_backend_device_count(const gm_backend *b, int *count);
 gm_status gm_backend_device_get(const gm_backend *b, int *device);
 gm_status gm_backend_device_set(const gm_backend *b, int device);
+gm_status gm_backend_device_push(const gm_backend *b, int device, gm_device_mark *mark);
+void gm_backend_device_pop(const gm_backend *b, const gm_device_mark *mark);
 gm_status gm_backend_device_synchronize(const gm_backend *b, int device);
 gm_status
 gm_backend_device_name(const gm_backend *b, int device, char *text, size_t size);

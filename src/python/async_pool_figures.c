@@ -91,7 +91,7 @@ gmpy_async_pool_free_all_blocks(PyObject *op,
     status = gmpy_stream_enter(backend, &stream, &back);
     if (status == GM_OK) {
         status = gm_backend_stream_synchronize(backend, stream.handle);
-        gmpy_stream_leave(backend, back);
+        gmpy_stream_leave(backend, &back);
     }
     if (status == GM_OK) {
         status = gm_backend_mem_pool_trim(backend, pool, 0);

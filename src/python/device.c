@@ -24,18 +24,16 @@ device_id_of(PyObject *op)
 }
 
 int
-gmpy_device_enter(gmpy_state *st, int id, int *before)
+gmpy_device_enter(gmpy_state *st, int id, gm_device_mark *mark)
 {
     const gm_backend *backend = gmpy_backend(st);
     gm_status status;
 
+    *mark = (gm_device_mark){0};
     if (!backend) {
         return -1;
     }
-    status = gm_backend_device_get(backend, before);
-    if (status == GM_OK && *before != id) {
-        status = gm_backend_device_set(backend, id);
-    }
+    status = gm_backend_device_push(backend, id, mark);
     if (status != GM_OK) {
         gmpy_raise(st, status, "making a device current");
         return -1;
@@ -44,14 +42,10 @@ gmpy_device_enter(gmpy_state *st, int id, int *before)
 }
 
 void
-gmpy_device_leave(gmpy_state *st, int before)
+gmpy_device_leave(gmpy_state *st, const gm_device_mark *mark)
 {
-    int now;
-
-    /* Not always the one entered: what ran meanwhile may have chosen another. */
-    if (gm_backend_device_get(st->backend, &now) != GM_OK || now != before) {
-        /* It was current a moment ago; failing to return there has no remedy. */
-        (void)gm_backend_device_set(st->backend, before);
+    if (mark->pushed) {
+        gm_backend_device_pop(st->backend, mark);
     }
 }
 

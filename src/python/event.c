@@ -299,7 +299,7 @@ event_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     PyObject *given;
     gmpy_stream_ref stream;
     gm_status status;
-    int back;
+    gm_device_mark back;
 
     if (!backend || gmpy_unpack(&record_signature, args, nargs, kwnames, &given) < 0 ||
         event_check(st, event_of(op)) < 0 || gmpy_as_stream(st, given, &stream) < 0 ||
@@ -310,7 +310,7 @@ event_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     status = gmpy_stream_enter(backend, &stream, &back);
     if (status == GM_OK) {
         status = gm_backend_event_record(backend, event_of(op)->handle, stream.handle);
-        gmpy_stream_leave(backend, back);
+        gmpy_stream_leave(backend, &back);
     }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {

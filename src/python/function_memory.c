@@ -67,8 +67,7 @@ static void
 function_memory_release(function_memory *self)
 {
     uintptr_t ptr = self->owned;
-    bool entered;
-    int before;
+    gm_device_mark mark;
 
     self->owned = 0;
     if (!ptr || !self->base.ptr || gm_process_is_frozen()) {
@@ -76,9 +75,8 @@ function_memory_release(function_memory *self)
     }
     GMPY_TAKE_ERROR(pending);
     self->base.ptr = 0;
-    entered = gmpy_device_enter(self->st, self->owned_device, &before) == 0;
-    if (!entered) {
-        PyErr_WriteUnraisable(NULL);
+    if (gmpy_device_enter(self->st, self->owned_device, &mark) < 0) {
+        PyErr_WriteUnraisable(NULL); // it is to be freed all the same
     }
     if (self->free_function) {
         call_c_free(self, ptr);
@@ -86,9 +84,7 @@ function_memory_release(function_memory *self)
     else {
         call_python_free(self->keep, ptr, self->owned_device);
     }
-    if (entered) {
-        gmpy_device_leave(self->st, before);
-    }
+    gmpy_device_leave(self->st, &mark);
     GMPY_GIVE_ERROR(pending);
 }
 
@@ -196,16 +192,16 @@ take_from_c(function_memory *self, uintptr_t function)
 {
     malloc_function allocate = (malloc_function)function;
     int device = self->owned_device;
-    int before;
+    gm_device_mark mark;
     void *ptr;
 
-    if (gmpy_device_enter(self->st, device, &before) < 0) {
+    if (gmpy_device_enter(self->st, device, &mark) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
     ptr = allocate((void *)self->param, self->base.size, device);
     Py_END_ALLOW_THREADS
-    gmpy_device_leave(self->st, before);
+    gmpy_device_leave(self->st, &mark);
     return function_memory_own(self, (uintptr_t)ptr);
 }
 
@@ -236,14 +232,14 @@ take_from_python(function_memory *self, PyObject *function)
     int device = self->owned_device;
     PyObject *result;
     uintptr_t ptr;
-    int before;
+    gm_device_mark mark;
 
-    if (gmpy_device_enter(self->st, device, &before) < 0) {
+    if (gmpy_device_enter(self->st, device, &mark) < 0) {
         return -1;
     }
     result = PyObject_CallFunction(function, "Ki", (unsigned long long)self->base.size,
                                    device);
-    gmpy_device_leave(self->st, before);
+    gmpy_device_leave(self->st, &mark);
     return as_returned_address(result, &ptr) < 0 ? -1 : function_memory_own(self, ptr);
 }
 

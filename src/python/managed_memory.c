@@ -80,7 +80,7 @@ gmpy_memory_prefetch(PyObject *op,
     PyObject *given[2];
     gmpy_stream_ref stream;
     gm_status status;
-    int back;
+    gm_device_mark back;
 
     if (!backend || gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
         gmpy_as_stream(st, given[0], &stream) < 0 ||
@@ -95,7 +95,7 @@ gmpy_memory_prefetch(PyObject *op,
     if (status == GM_OK) {
         status = gm_backend_mem_prefetch(backend, self->ptr, self->size, device,
                                          stream.handle);
-        gmpy_stream_leave(backend, back);
+        gmpy_stream_leave(backend, &back);
     }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {

@@ -105,7 +105,7 @@ memory_async_take(memory_async *self, const gm_backend *backend, size_t size)
         status = gm_backend_mem_alloc_async(backend, self->device, size,
                                             self->ref.handle, &self->owned);
     }
-    gmpy_stream_leave(backend, back);
+    gmpy_stream_leave(backend, &back);
     return status;
 }
 
@@ -228,7 +228,7 @@ memory_async_give(const memory_async *self, uintptr_t owned)
     if (status == GM_OK) {
         status = gm_backend_mem_free_async(backend, self->device, owned, stream);
     }
-    gmpy_stream_leave(backend, back);
+    gmpy_stream_leave(backend, &back);
     return status;
 }
 

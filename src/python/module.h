@@ -637,11 +637,10 @@ PyObject *gmpy_device_new(gmpy_state *st, int device);
 /* Makes `device`, which exists, current for the calling thread. 0 or -1. */
 int gmpy_use_device(gmpy_state *st, int device);
 
-/* Makes `device` current for a moment; *before is for gmpy_device_leave. -1 with an
- * exception, and nothing to leave. Leaving makes *before current again, also where the
- * caller's code made another one current meanwhile. */
-int gmpy_device_enter(gmpy_state *st, int device, int *before);
-void gmpy_device_leave(gmpy_state *st, int before);
+/* Makes `device` current around code of the user's; leaving puts back what was,
+ * whatever that code left current. -1 with an exception, and leaving does nothing. */
+int gmpy_device_enter(gmpy_state *st, int device, gm_device_mark *mark);
+void gmpy_device_leave(gmpy_state *st, const gm_device_mark *mark);
 extern PyMethodDef gmpy_device_methods[];
 
 /* ---- stream.c and event.c; the rest of them is in stream.h ---- */

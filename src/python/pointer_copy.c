@@ -138,7 +138,7 @@ static gm_status
 transfer_do(const transfer *t, gmpy_watched **watched)
 {
     gm_status status;
-    int back;
+    gm_device_mark back;
 
     status = gmpy_stream_enter(t->backend, &t->stream, &back);
     if (status != GM_OK) {
@@ -158,7 +158,7 @@ transfer_do(const transfer *t, gmpy_watched **watched)
                      ? status
                      : gm_backend_stream_synchronize(t->backend, t->stream.handle);
     }
-    gmpy_stream_leave(t->backend, back);
+    gmpy_stream_leave(t->backend, &back);
     return status;
 }
 

@@ -76,9 +76,10 @@ gmpy_stream_ref gmpy_stream_ref_of(const gmpy_stream *stream);
 /* Around every call that is given the handle: makes the stream's device current where
  * that matters; *back is what to leave to, also after a failure of the call. They need
  * no interpreter. Where entering fails nothing has changed, and nothing is left. */
-gm_status
-gmpy_stream_enter(const gm_backend *backend, const gmpy_stream_ref *stream, int *back);
-void gmpy_stream_leave(const gm_backend *backend, int back);
+gm_status gmpy_stream_enter(const gm_backend *backend,
+                            const gmpy_stream_ref *stream,
+                            gm_device_mark *back);
+void gmpy_stream_leave(const gm_backend *backend, const gm_device_mark *back);
 
 /* The device that the stream is of, -1 where only the driver knows: *out. 0 or -1. */
 int gmpy_stream_device(gmpy_state *st, const gmpy_stream_ref *stream, int *out);

@@ -54,29 +54,27 @@ gmpy_stream_device(gmpy_state *st, const gmpy_stream_ref *stream, int *out)
 }
 
 gm_status
-gmpy_stream_enter(const gm_backend *backend, const gmpy_stream_ref *stream, int *back)
+gmpy_stream_enter(const gm_backend *backend,
+                  const gmpy_stream_ref *stream,
+                  gm_device_mark *back)
 {
     int current = 0;
     gm_status status;
 
-    *back = -1;
+    *back = (gm_device_mark){0};
     if (stream->device < 0) {
         return GM_OK;
     }
     status = gm_backend_device_get(backend, &current);
-    if (status == GM_OK && current != stream->device) {
-        status = gm_backend_device_set(backend, stream->device);
-        *back = status == GM_OK ? current : -1;
-    }
-    return status;
+    return status == GM_OK && current != stream->device
+               ? gm_backend_device_push(backend, stream->device, back)
+               : status;
 }
 
 void
-gmpy_stream_leave(const gm_backend *backend, int back)
+gmpy_stream_leave(const gm_backend *backend, const gm_device_mark *back)
 {
-    if (back >= 0) {
-        (void)gm_backend_device_set(backend, back); // it was current a moment ago
-    }
+    gm_backend_device_pop(backend, back);
 }
 
 /* ---- keys ---- */
@@ -87,7 +85,7 @@ gmpy_ask_stream_key(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_key
     const gm_backend *backend;
     uint64_t id = 0;
     gm_status status;
-    int back;
+    gm_device_mark back;
 
     if (stream->handle <= GM_STREAM_LEGACY) {
         *out = GM_STREAM_KEY_DEFAULT;
@@ -101,7 +99,7 @@ gmpy_ask_stream_key(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_key
     status = gmpy_stream_enter(backend, stream, &back);
     if (status == GM_OK) {
         status = gm_backend_stream_id(backend, stream->handle, &id);
-        gmpy_stream_leave(backend, back);
+        gmpy_stream_leave(backend, &back);
     }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {

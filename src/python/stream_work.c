@@ -57,7 +57,7 @@ stream_do(const gm_backend *backend,
 {
     const gmpy_stream_ref ref = gmpy_stream_ref_of(self);
     gm_status status;
-    int back;
+    gm_device_mark back;
 
     Py_BEGIN_ALLOW_THREADS
     status = gmpy_stream_enter(backend, &ref, &back);
@@ -66,7 +66,7 @@ stream_do(const gm_backend *backend,
         if (status == GM_OK) {
             status = stream_call_now(backend, call, ref.handle, event);
         }
-        gmpy_stream_leave(backend, back);
+        gmpy_stream_leave(backend, &back);
     }
     Py_END_ALLOW_THREADS
     return status;

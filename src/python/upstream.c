@@ -236,14 +236,14 @@ callable_take(void *context, int device, size_t size, gm_piece *out)
     gmpy_upstream *up = context;
     PyGILState_STATE gil = PyGILState_Ensure();
     gm_status status = GM_ERR_CALLBACK;
-    int before;
+    gm_device_mark mark;
 
     if (device == GMPY_DEVICE_HOST) {
         status = callable_call(up, device, size, out);
     }
-    else if (gmpy_device_enter(up->st, device, &before) == 0) {
+    else if (gmpy_device_enter(up->st, device, &mark) == 0) {
         status = callable_call(up, device, size, out);
-        gmpy_device_leave(up->st, before);
+        gmpy_device_leave(up->st, &mark);
     }
     PyGILState_Release(gil);
     return status;

@@ -55,6 +55,35 @@ CONFORMANCE(devices)
     CHECK_EQ(gm_backend_device_set(b, 0), GM_OK);
 }
 
+/* Whatever is made current in between, and however deep. */
+CONFORMANCE(popping_a_device_puts_back_what_was)
+{
+    int count = 0, device = -1;
+    gm_device_mark outer, inner;
+    CHECK_EQ(gm_backend_device_count(b, &count), GM_OK);
+    for (int first = 0; first < count; first++) {
+        CHECK_EQ(gm_backend_device_set(b, first), GM_OK);
+        for (int second = 0; second < count; second++) {
+            CHECK_EQ(gm_backend_device_push(b, second, &outer), GM_OK);
+            CHECK_EQ(gm_backend_device_get(b, &device), GM_OK);
+            CHECK_EQ(device, second);
+            CHECK_EQ(gm_backend_device_push(b, first, &inner), GM_OK);
+            CHECK_EQ(gm_backend_device_set(b, (first + 1) % count), GM_OK);
+            gm_backend_device_pop(b, &inner);
+            CHECK_EQ(gm_backend_device_get(b, &device), GM_OK);
+            CHECK_EQ(device, second);
+            CHECK_EQ(gm_backend_device_set(b, (second + 1) % count), GM_OK);
+            gm_backend_device_pop(b, &outer);
+            CHECK_EQ(gm_backend_device_get(b, &device), GM_OK);
+            CHECK_EQ(device, first);
+        }
+    }
+    CHECK_EQ(gm_backend_device_push(b, count, &outer), GM_ERR_INVALID_DEVICE);
+    CHECK_EQ(gm_backend_device_push(b, -1, &outer), GM_ERR_INVALID_DEVICE);
+    CHECK_EQ(gm_backend_device_get(b, &device), GM_OK);
+    CHECK_EQ(device, count - 1);
+}
+
 CONFORMANCE(no_such_device)
 {
     int count = 0;

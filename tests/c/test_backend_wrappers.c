@@ -48,6 +48,22 @@ bad_int(void *self, int value)
 }
 
 static gm_status
+bad_push(void *self, int device, gm_device_mark *mark)
+{
+    (void)device;
+    mark->pushed = true;
+    mark->before = 7;
+    return answer(self);
+}
+
+static void
+bad_pop(void *self, const gm_device_mark *mark)
+{
+    (void)mark;
+    (void)answer(self);
+}
+
+static gm_status
 bad_mem_info(void *self, int device, size_t *free_bytes, size_t *total_bytes)
 {
     (void)device;
@@ -167,6 +183,8 @@ bad_backend(bad_state *state)
         .device_count = bad_int_out,
         .device_get = bad_int_out,
         .device_set = bad_int,
+        .device_push = bad_push,
+        .device_pop = bad_pop,
         .device_synchronize = bad_int,
         .mem_info = bad_mem_info,
         .mem_alloc = bad_mem_alloc,
@@ -213,7 +231,7 @@ TEST(backend_validate_finds_each_missing_slot)
             memcpy((char *)&b + at, &slot, sizeof slot);
         }
     }
-    CHECK_EQ(required, 24);
+    CHECK_EQ(required, 26);
 }
 
 TEST(backend_results_are_untouched_by_failure)
@@ -244,6 +262,24 @@ TEST(backend_results_are_untouched_by_failure)
     CHECK_EQ(number, 99);
     CHECK_EQ(gm_backend_mem_alloc(&b, 0, GM_MEM_DEVICE, 1, &out), GM_OK);
     CHECK_EQ(out, 99);
+}
+
+/* A push that failed left a mark of nothing, and popping that reaches no slot. */
+TEST(backend_pop_is_for_a_push_that_succeeded)
+{
+    bad_state state = {.status = GM_DEVICE_ERROR(999)};
+    gm_backend b = bad_backend(&state);
+    gm_device_mark mark = {.pushed = true};
+    CHECK_EQ(gm_backend_device_push(&b, 0, &mark), GM_DEVICE_ERROR(999));
+    gm_backend_device_pop(&b, &mark);
+    CHECK_EQ(state.calls, 1);
+    CHECK(!mark.pushed && mark.before == 0);
+
+    state.status = GM_OK;
+    CHECK_EQ(gm_backend_device_push(&b, 0, &mark), GM_OK);
+    CHECK(mark.pushed && mark.before == 7);
+    gm_backend_device_pop(&b, &mark);
+    CHECK_EQ(state.calls, 3);
 }
 
 TEST(backend_null_results_are_an_internal_error)

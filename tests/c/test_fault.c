@@ -180,9 +180,11 @@ fail_devices_and_memory(const gm_backend *b)
     bool can = false;
     char text[8];
     gm_pointer_info info;
+    gm_device_mark mark;
     FAILS(device_count, &number);
     FAILS(device_get, &number);
     FAILS(device_set, 0);
+    FAILS(device_push, 0, &mark);
     FAILS(device_synchronize, 0);
     FAILS(device_name, 0, text, sizeof text);
     FAILS(versions, &number, &number);
@@ -287,9 +289,9 @@ TEST(fault_knows_every_slot)
     pair p = open_pair();
     size_t slots = fail_devices_and_memory(p.b) + fail_streams_and_events(p.b) +
                    fail_graphs(p.b) + fail_virtual_memory_and_ipc(p.b);
-    // All pointers of the table but name, self, close, last_error and the two texts.
+    // All but name, self, close, last_error, the two texts and device_pop.
     size_t pointers = (sizeof *p.b - offsetof(gm_backend, name)) / sizeof(void *);
-    CHECK_EQ(slots, pointers - 6);
+    CHECK_EQ(slots, pointers - 7);
     close_pair(p);
 }
 
