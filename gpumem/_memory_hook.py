@@ -8,6 +8,7 @@ from gpumem import _core
 
 TYPE_CHECKING = False  # typing itself would take longer to import than all of this
 if TYPE_CHECKING:
+    from collections.abc import Hashable
     from typing import Any, Self
 
 
@@ -24,10 +25,10 @@ class MemoryHook:
     goes to sys.unraisablehook.
 
     Attributes:
-        name (str): a thread can have one active hook of each name.
+        name (hashable): a thread can have one active hook of each name.
     """
 
-    name: str = "MemoryHook"
+    name: Hashable = "MemoryHook"
 
     def __enter__(self) -> Self:
         """Adds the hook to the calling thread's.

@@ -35,7 +35,8 @@ class DebugPrintHook(MemoryHook):
             fields["pmem_id"] = hex(fields["pmem_id"])
         line = json.dumps({"hook": hook, **fields}, separators=(",", ":"))
         # One write a line, so that lines of several threads do not mix.
-        print(line + "\n", end="", file=self.file or sys.stdout, flush=self.flush)
+        file = sys.stdout if self.file is None else self.file
+        print(line + "\n", end="", file=file, flush=self.flush)
 
     def alloc_postprocess(self, **kwargs: Any) -> None:
         self._print("alloc", kwargs)
@@ -114,7 +115,8 @@ class LineProfileHook(MemoryHook):
         Args:
             file: where to print; sys.stdout if None.
         """
-        self._print_line("_root", self._root, 0, file or sys.stdout)
+        out = sys.stdout if file is None else file
+        self._print_line("_root", self._root, 0, out)
 
     def _print_line(self, title: str, line: _Line, depth: int, file: TextIO) -> None:
         numbers = f"({_bytes(line.used)}, {_bytes(line.acquired)})"

@@ -5,6 +5,7 @@ placement and check_pool work on every backend. The rest is about the simulated 
 and raises RuntimeError on another one.
 """
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -149,7 +150,20 @@ unit_size = 512
 
 
 def round_size(size: int) -> int:
-    """Returns `size` rounded up to whole units, which is what a pool hands out."""
+    """Returns `size` rounded up to whole units, which is what a pool hands out.
+
+    Args:
+        size (int): bytes.
+
+    Raises:
+        OverflowError: `size` is negative, or rounded up it is above 2**64-1.
+        TypeError: `size` is not an integer.
+    """
+    size = operator.index(size)
+    if not 0 <= size <= 2**64 - unit_size:
+        bits = size.bit_length()
+        what = size if bits <= 256 else f"a number of {bits} bits"
+        raise OverflowError(f"size must be from 0 to 2**64-{unit_size}, not {what}")
     return -(-size // unit_size) * unit_size
 
 

@@ -131,14 +131,49 @@ as_integer(PyObject *arg, const char *name)
     return PyNumber_Index(arg);
 }
 
+/* How long an integer may be to be written out. The interpreter refuses to from some
+ * thousands of digits on, and nobody reads them. */
+enum {
+    READABLE_BITS = 256,
+};
+
+PyObject *
+gmpy_number_text(PyObject *number)
+{
+    PyObject *length = NULL;
+    PyObject *text = NULL;
+
+    if (!PyLong_Check(number)) {
+        return PyObject_Repr(number);
+    }
+    length = PyObject_CallMethod(number, "bit_length", NULL);
+    if (length) {
+        text = PyLong_AsLong(length) <= READABLE_BITS
+                   ? PyObject_Str(number)
+                   : PyUnicode_FromFormat("a number of %S bits", length);
+        Py_DECREF(length);
+    }
+    return text;
+}
+
+void
+gmpy_raise_range(PyObject *error, PyObject *number, const char *name, const char *range)
+{
+    PyObject *text = gmpy_number_text(number);
+
+    if (text) {
+        PyErr_Format(error, "%s must be from %s, not %U", name, range, text);
+        Py_DECREF(text);
+    }
+}
+
 /* Replaces the interpreter's OverflowError by one that says what was expected. */
 static int
 out_of_range(PyObject *integer, const char *name, const char *range)
 {
     if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
         PyErr_Clear();
-        PyErr_Format(PyExc_OverflowError, "%s must be from %s, not %S", name, range,
-                     integer);
+        gmpy_raise_range(PyExc_OverflowError, integer, name, range);
     }
     Py_DECREF(integer);
     return -1;

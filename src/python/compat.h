@@ -7,11 +7,13 @@
 
 #include <Python.h>
 
-/* The pending exception, taken from or given to the thread, and one of its attributes
- * (a new reference or NULL). */
+/* The pending exception, taken from or given to the thread; one of its attributes (a
+ * new reference or NULL), whether there is one, and the object itself (borrowed). */
 #if PY_VERSION_HEX >= 0x030C0000
 #define GMPY_TAKE_ERROR(error) PyObject *error = PyErr_GetRaisedException()
 #define GMPY_GIVE_ERROR(error) PyErr_SetRaisedException(error)
+#define GMPY_HAS_ERROR(error) ((error) != NULL)
+#define GMPY_ERROR_VALUE(error) (error)
 #define GMPY_ERROR_ATTRIBUTE(error, name) PyObject_GetAttrString(error, name)
 #else
 typedef struct gmpy_error {
@@ -26,6 +28,10 @@ typedef struct gmpy_error {
     (PyErr_NormalizeException(&error.type, &error.value, &error.traceback),            \
      PyObject_GetAttrString(error.value, name))
 #define GMPY_GIVE_ERROR(error) PyErr_Restore(error.type, error.value, error.traceback)
+#define GMPY_HAS_ERROR(error) ((error).type != NULL)
+#define GMPY_ERROR_VALUE(error)                                                        \
+    (PyErr_NormalizeException(&(error).type, &(error).value, &(error).traceback),      \
+     (error).value)
 #endif
 
 /* Whether the calling thread is attached to the interpreter. Not PyGILState_Check,

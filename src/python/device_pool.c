@@ -91,20 +91,35 @@ gmpy_device_pool_alloc(PyTypeObject *type,
     return (PyObject *)self;
 }
 
+/* Where another thread was first, the pool made here is given up again: asking for the
+ * limit lets other threads run. */
 int
 gmpy_device_pool_open(gmpy_device_pool *self, int device, PyObject *callable)
 {
     PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &gmpy_module_def);
     size_t limit = 0;
+    gm_pool *pool;
+    bool first;
 
     if (!module ||
         (device >= 0 && gmpy_default_limit(self->any.st, device, &limit) < 0) ||
-        gmpy_pool_new(self->any.st, module, device, callable, &self->pool) < 0) {
+        gmpy_pool_new(self->any.st, module, device, callable, &pool) < 0) {
         return -1;
     }
-    (void)gm_pool_set_limit(self->pool, limit); // not forked: it was just made
-    self->device = device;
-    gmpy_upstream_of(self->pool)->object = (PyObject *)self;
+    (void)gm_pool_set_limit(pool, limit); // not forked: it was just made
+    Py_BEGIN_CRITICAL_SECTION(self);
+    first = self->device == GMPY_DEVICE_UNSET;
+    if (first) {
+        gmpy_upstream_of(pool)->object = (PyObject *)self;
+        self->pool = pool;
+        self->device = device;
+    }
+    Py_END_CRITICAL_SECTION();
+    if (!first) {
+        gm_pool_close(pool);
+        PyErr_SetString(PyExc_RuntimeError, "a pool is initialized once");
+        return -1;
+    }
     return 0;
 }
 
@@ -135,7 +150,7 @@ device_pool_init(PyObject *op, PyObject *args, PyObject *kwargs)
         gmpy_as_base_allocator(st, given[0], &callable) < 0 || !gmpy_backend(st)) {
         return -1;
     }
-    if (self->device >= 0) {
+    if (self->device != GMPY_DEVICE_UNSET) {
         PyErr_SetString(PyExc_RuntimeError,
                         "a SingleDeviceMemoryPool is initialized once");
         return -1;

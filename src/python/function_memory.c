@@ -217,10 +217,8 @@ as_returned_address(PyObject *result, uintptr_t *out)
     converted = gmpy_as_address(result, "the address malloc_func returned", out);
     if (converted < 0 && PyErr_ExceptionMatches(PyExc_OverflowError)) {
         PyErr_Clear();
-        PyErr_Format(
-            PyExc_ValueError,
-            "the address malloc_func returned must be from 0 to 2**64-1, not %S",
-            result);
+        gmpy_raise_range(PyExc_ValueError, result, "the address malloc_func returned",
+                         "0 to 2**64-1");
     }
     Py_DECREF(result);
     return converted;

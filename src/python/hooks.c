@@ -21,7 +21,9 @@
  *
  * mem_ptr and pmem_id are 0 after a failure. A hook that raises stops nothing: the
  * other hooks are still called. On the way of a malloc the first error reaches the
- * caller, and what was allocated goes back; all others go to sys.unraisablehook.
+ * caller, and what was allocated goes back; all others go to sys.unraisablehook. It
+ * reaches the caller as it is: a MemoryError of a hook is no want of memory, neither
+ * for the pool nor for one that lies over it.
  *
  * Cost: one load a call while nobody has hooks, and again as soon as nobody has any
  * more; otherwise one look at what the thread has. Callbacks see a snapshot, so they
@@ -116,6 +118,41 @@ gmpy_hooks_tell(PyObject *hooks, const char *callback, const gmpy_hook_event *ev
     }
 }
 
+/* Remembers the pending exception where somebody watches. The reference keeps its
+ * address from being another's until gmpy_hooks_unwatch has compared them. */
+static void
+note_error(void)
+{
+    if (gmpy_this_thread.watches) {
+        PyObject *before = gmpy_this_thread.hook_error;
+        GMPY_TAKE_ERROR(error);
+
+        gmpy_this_thread.hook_error = Py_NewRef(GMPY_ERROR_VALUE(error));
+        Py_XDECREF(before);
+        GMPY_GIVE_ERROR(error);
+    }
+}
+
+void
+gmpy_hooks_watch(void)
+{
+    gmpy_this_thread.watches++;
+}
+
+bool
+gmpy_hooks_unwatch(void)
+{
+    GMPY_TAKE_ERROR(pending);
+    PyObject *value = GMPY_HAS_ERROR(pending) ? GMPY_ERROR_VALUE(pending) : NULL;
+    bool same = value && value == gmpy_this_thread.hook_error;
+
+    if (--gmpy_this_thread.watches == 0) {
+        Py_CLEAR(gmpy_this_thread.hook_error);
+    }
+    GMPY_GIVE_ERROR(pending);
+    return same;
+}
+
 int
 gmpy_hooks_call(PyObject *hooks, const char *callback, const gmpy_hook_event *event)
 {
@@ -128,6 +165,7 @@ gmpy_hooks_call(PyObject *hooks, const char *callback, const gmpy_hook_event *ev
 
         if (call_hook(hook, callback, event) < 0 && !failed) {
             failed = true; // this one's error is the first, and stays pending
+            note_error();
             continue;
         }
         if (PyErr_Occurred()) {
@@ -152,7 +190,7 @@ hooks_add(PyObject *module, PyObject *args)
     PyObject *name;
     PyObject *hook;
 
-    if (!PyArg_ParseTuple(args, "UO:_add_hook", &name, &hook) ||
+    if (!PyArg_ParseTuple(args, "OO:_add_hook", &name, &hook) ||
         gmpy_add_hook(gmpy_state_of_module(module), name, hook) < 0) {
         return NULL;
     }
@@ -234,7 +272,7 @@ hooks_add_process(PyObject *module, PyObject *args)
     PyObject *hook;
     int result;
 
-    if (!PyArg_ParseTuple(args, "UO:_add_process_hook", &name, &hook)) {
+    if (!PyArg_ParseTuple(args, "OO:_add_process_hook", &name, &hook)) {
         return NULL;
     }
     Py_BEGIN_CRITICAL_SECTION(st->process_hooks);
@@ -260,7 +298,7 @@ hooks_remove_process(PyObject *module, PyObject *args)
     PyObject *hook;
     PyObject *taken;
 
-    if (!PyArg_ParseTuple(args, "UO:_remove_process_hook", &name, &hook)) {
+    if (!PyArg_ParseTuple(args, "OO:_remove_process_hook", &name, &hook)) {
         return NULL;
     }
     Py_BEGIN_CRITICAL_SECTION(st->process_hooks);

@@ -56,6 +56,11 @@ gmpy_hooks_call(PyObject *hooks, const char *callback, const gmpy_hook_event *ev
 void
 gmpy_hooks_tell(PyObject *hooks, const char *callback, const gmpy_hook_event *event);
 
+/* Around a call of a pool's base allocator, which may be a pool too: the second says
+ * whether what it raised, and is pending, comes from a hook. */
+void gmpy_hooks_watch(void);
+bool gmpy_hooks_unwatch(void);
+
 extern PyMethodDef gmpy_hooks_methods[];
 
 #endif

@@ -28,8 +28,7 @@ limit_from_size(PyObject *arg, size_t *out)
     if (gmpy_as_size(arg, "size", out) < 0) {
         if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
             PyErr_Clear();
-            PyErr_Format(PyExc_ValueError, "size must be from 0 to 2**64-1, not %S",
-                         arg);
+            gmpy_raise_range(PyExc_ValueError, arg, "size", "0 to 2**64-1");
         }
         return -1;
     }
@@ -78,10 +77,13 @@ limit_from_fraction(gmpy_state *st, int device, PyObject *arg, size_t *out)
     double fraction = PyFloat_AsDouble(arg);
 
     if (fraction == -1.0 && PyErr_Occurred()) {
-        return -1;
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            return -1;
+        }
+        PyErr_Clear(); // an integer that no float holds
     }
     if (!(fraction >= 0.0 && fraction <= 1.0)) { // NaN fails both
-        PyErr_Format(PyExc_ValueError, "fraction must be from 0 to 1, not %R", arg);
+        gmpy_raise_range(PyExc_ValueError, arg, "fraction", "0 to 1");
         return -1;
     }
     return limit_of_fraction(st, device, fraction, out);
@@ -107,8 +109,8 @@ gmpy_as_limit(
 
 /* ---- texts ---- */
 
-/* The number before the percent sign: without a sign, an exponent or white space but
- * for one space at its end, as before a size's unit. */
+/* The number before the percent sign: digits and at most one point, with no white space
+ * but for one space at its end, as before a size's unit. */
 static gm_status
 parse_percentage(const char *text, size_t length, double *fraction)
 {
@@ -118,8 +120,7 @@ parse_percentage(const char *text, size_t length, double *fraction)
     if (length > 0 && text[length - 1] == ' ') {
         length--;
     }
-    if (length == 0 || length >= sizeof number || !Py_ISDIGIT(Py_CHARMASK(*text)) ||
-        !Py_ISDIGIT(Py_CHARMASK(text[length - 1]))) {
+    if (length >= sizeof number) {
         return GM_ERR_INVALID_VALUE;
     }
     memcpy(number, text, length);

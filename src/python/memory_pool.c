@@ -4,7 +4,8 @@
  * first asked for. Every method acts on the pool of the device that it is given, or of
  * the calling thread's current one.
  *
- * Reading statistics makes no pool and touches no device.
+ * Reading statistics makes no pool. Nor does it ask a device anything, but for what a
+ * limit of the environment comes to that is a part of its memory.
  *
  * Cost: malloc adds one array access to the native pool's hit; with several devices
  * also asking which one is current.

@@ -200,6 +200,16 @@ int gmpy_as_offset(PyObject *arg, const char *name, ptrdiff_t *out);
 int gmpy_as_address(PyObject *arg, const char *name, uintptr_t *out);
 int gmpy_as_int(PyObject *arg, const char *name, int *out);
 
+/* A number for an error's text, also one that is too long to be written out: new
+ * reference. */
+PyObject *gmpy_number_text(PyObject *number);
+
+/* Raises `error`: `name` must be from `range`, not `number`. */
+void gmpy_raise_range(PyObject *error,
+                      PyObject *number,
+                      const char *name,
+                      const char *range);
+
 /* The truth of a flag; NULL, not given, is false. 0 or -1. */
 static inline int
 gmpy_as_flag(PyObject *arg, bool *out)
@@ -284,6 +294,8 @@ typedef struct gmpy_thread {
     PyObject *hooks;        // dictionary of memory hooks, borrowed; NULL for none
     PyObject *settings;     // the object that owns all this, borrowed
     uint64_t round;         // of the collection that guard.c runs here; 0: none
+    unsigned watches;       // base allocators under way (gmpy_hooks_watch)
+    PyObject *hook_error;   // what a hook raised last below one of them
 } gmpy_thread;
 
 extern _Thread_local gmpy_thread gmpy_this_thread;

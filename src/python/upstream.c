@@ -211,8 +211,12 @@ static gm_status
 callable_call(gmpy_upstream *up, int device, size_t size, gm_piece *out)
 {
     PyObject *number = PyLong_FromSize_t(size);
-    PyObject *result = number ? PyObject_CallOneArg(up->callable, number) : NULL;
+    PyObject *result;
+    bool of_hook;
 
+    gmpy_hooks_watch();
+    result = number ? PyObject_CallOneArg(up->callable, number) : NULL;
+    of_hook = gmpy_hooks_unwatch();
     Py_XDECREF(number);
     if (result) {
         gm_status status = callable_check(up, device, size, result);
@@ -223,7 +227,7 @@ callable_call(gmpy_upstream *up, int device, size_t size, gm_piece *out)
         Py_DECREF(result);
         return status;
     }
-    if (gmpy_error_is_shortage(up->st)) {
+    if (!of_hook && gmpy_error_is_shortage(up->st)) {
         PyErr_Clear();
         return GM_ERR_OUT_OF_MEMORY;
     }
