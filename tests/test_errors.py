@@ -253,6 +253,35 @@ print([(type(error).__name__, error.status) for error in seen])
     assert done.stdout.strip() == "[('CUDARuntimeError', 700)]"
 
 
+BITS = 16610  # of the number below, which has more digits than may be written out
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda pool, n: pool.malloc(n), OverflowError),
+        (lambda pool, n: gpumem.Memory(n), OverflowError),
+        (lambda pool, n: gpumem.UnownedMemory(n, 1, None, 0), OverflowError),
+        (lambda pool, n: pool.malloc(1) + n, OverflowError),
+        (lambda pool, n: pool.malloc(1).memset(n, 1), OverflowError),
+        (lambda pool, n: gpumem.Device(n), OverflowError),
+        (lambda pool, n: pool.set_limit(size=n), ValueError),
+        (lambda pool, n: pool.set_limit(fraction=n), ValueError),
+        (
+            lambda pool, n: gpumem.PythonFunctionAllocator(
+                lambda size, device: n, lambda ptr, device: None
+            ).malloc(1),
+            ValueError,
+        ),
+    ],
+)
+def test_numbers_that_are_too_long_to_be_written_out(pool, call, error, sign):
+    with pytest.raises(error, match=f"must be from .*, not a number of {BITS} bits"):
+        call(pool, sign * 10**5000)
+    assert pool.get_limit() == 0
+
+
 def test_an_error_keeps_no_memory(pool):
     """What raised the error holds no pointer: only the caller's own frames do."""
     pool.set_limit(size=1024)

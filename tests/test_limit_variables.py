@@ -36,6 +36,8 @@ def share(numerator, denominator):
         ("8GiB", 8 << 30),
         ("40%", lambda: share(4, 10)),
         ("12.5 %", lambda: share(1, 8)),
+        (".5%", lambda: share(1, 200)),
+        ("5.%", lambda: share(1, 20)),
         ("100%", lambda: share(1, 1)),
         ("0%", 0),
     ],
@@ -148,7 +150,18 @@ def test_a_share_is_of_each_devices_own_memory(monkeypatch):
 # ---- what is not accepted ----
 
 NOT_LIMITS = ["", " ", "1e9", "1G", "-1", "+1", "0x10", "1 2", "8GiB/s", "half"]
-NOT_LIMITS += ["%", "-1%", "100.5%", "1e1%", "nan%", "5 0%", "99999999999999999999"]
+NOT_LIMITS += [
+    "%",
+    ".%",
+    "1.2.3%",
+    "+1%",
+    "-1%",
+    "100.5%",
+    "1e1%",
+    "nan%",
+    "5 0%",
+    "99999999999999999999",
+]
 
 
 @pytest.mark.parametrize("name", [OURS, THEIRS])

@@ -244,12 +244,52 @@ def test_a_name_is_taken_once(pool):
         pass
 
 
+@pytest.mark.parametrize("name", [5, None, ("a", 1), print])
+def test_a_name_is_anything_that_can_be_a_key(pool, name):
+    with Recorder(name) as hook:
+        with pytest.raises(KeyError), Recorder(name):
+            pytest.fail("entered")
+        gpumem.add_process_hook(hook)
+        pool.malloc(UNIT)
+        gpumem.remove_process_hook(hook)
+    assert hook.names() == list(CALLBACKS)
+    with pytest.raises(TypeError, match="unhashable"), Recorder([]):
+        pytest.fail("entered")
+
+
+def test_an_error_of_a_hook_below_another_pool_is_no_shortage():
+    """Of the same type as one: the pool above must not take it for that and try again.
+    What the allocator itself raises is one."""
+    inner = MemoryPool()
+    error = MemoryError("the hook's")
+    calls = []
+
+    class Hook(MemoryHook):
+        def malloc_preprocess(self, **kwargs):
+            if calls:  # below
+                raise error
+
+    def malloc(size):
+        calls.append(size)
+        try:
+            inner.malloc(size)
+        except MemoryError as raised:
+            assert raised is error
+            if len(calls) == 1:
+                raise MemoryError("the allocator's") from None
+            raise
+
+    outer = MemoryPool(malloc)
+    with Hook(), pytest.raises(MemoryError) as caught:
+        outer.malloc(UNIT)
+    assert caught.value is error
+    assert len(calls) == 2
+
+
 def test_a_hook_without_callbacks_is_no_burden(pool):
     with MemoryHook() as hook:
         assert hook.name == "MemoryHook"
         assert pool.malloc(UNIT).mem.size == UNIT
-    with pytest.raises(TypeError), MemoryHook():
-        gpumem._core._add_hook(5, hook)
 
 
 def test_a_hook_that_is_dropped_while_active_stays_until_it_is_removed(pool):
@@ -612,6 +652,22 @@ def test_a_hook_that_raises_on_a_free_is_named(pool, monkeypatch, callback):
         pointer = pool.malloc(UNIT)
         del pointer
     assert blamed == [hook]
+
+
+def test_a_file_that_is_false_is_a_file(pool, capsys):
+    class Lines(list):
+        def write(self, text):
+            self.append(text)
+
+        def flush(self):
+            pass
+
+    lines, report = Lines(), Lines()
+    with DebugPrintHook(file=lines):
+        pool.malloc(UNIT)
+    LineProfileHook().print_report(report)
+    assert "".join(lines).count("\n") == 3 and "".join(report) == "_root (0B, 0B)\n"
+    assert capsys.readouterr().out == ""
 
 
 def test_line_profile_hook_reports_to_stdout(capsys):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """SingleDeviceMemoryPool: bound to one device, and freeing by address."""
 
+import sys
 import weakref
 
 import pytest
@@ -16,6 +17,33 @@ def pool():
     pool = SingleDeviceMemoryPool()
     yield pool
     testing.check_pool(pool)
+
+
+# ---- making one ----
+
+
+def test_of_threads_that_initialise_one_pool_a_single_one_does(monkeypatch, in_threads):
+    """Asking what a share of the device's memory comes to lets the others run."""
+    monkeypatch.setenv("GPUMEM_MEMORY_LIMIT", "50%")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    limit = Device().mem_info[1] // 2
+
+    def initialise(pool):
+        try:
+            pool.__init__()
+        except RuntimeError as error:
+            assert "once" in str(error)
+            return 0
+        return 1
+
+    try:
+        for _ in range(30):
+            pool = SingleDeviceMemoryPool.__new__(SingleDeviceMemoryPool)
+            assert sum(in_threads(4, lambda index: initialise(pool))) == 1  # noqa: B023
+            assert pool.get_limit() == limit
+    finally:
+        sys.setswitchinterval(interval)
 
 
 # ---- its device ----

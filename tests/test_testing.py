@@ -34,13 +34,29 @@ def test_a_sound_pool_passes(pool):
 
 
 @pytest.mark.parametrize(
-    ("size", "rounded"), [(0, 0), (1, 512), (512, 512), (513, 1024), (2**64, 2**64)]
+    ("size", "rounded"),
+    [(0, 0), (1, 512), (512, 512), (513, 1024), (2**64 - 512, 2**64 - 512)],
 )
 def test_sizes_are_rounded_up_to_units(pool, size, rounded):
     assert testing.unit_size == 512
     assert testing.round_size(size) == rounded
     if 0 < size <= 1024:
         assert pool.malloc(size).mem.size == rounded
+
+
+@pytest.mark.parametrize(
+    ("size", "error"),
+    [
+        (-1, OverflowError),
+        (2**64 - 511, OverflowError),
+        pytest.param(10**5000, OverflowError, id="long"),
+        (1.5, TypeError),
+        (None, TypeError),
+    ],
+)
+def test_what_is_no_size_is_not_rounded(size, error):
+    with pytest.raises(error):
+        testing.round_size(size)
 
 
 def test_the_last_error_is_clean():
