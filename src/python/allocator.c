@@ -15,17 +15,12 @@
 PyObject *
 gmpy_get_allocator(gmpy_state *st, PyObject **place)
 {
-#ifdef Py_GIL_DISABLED
     PyObject *allocator;
 
-    PyMutex_Lock(&st->allocator_lock);
+    GMPY_LOCK(&st->allocator_lock);
     allocator = Py_NewRef(*place);
-    PyMutex_Unlock(&st->allocator_lock);
+    GMPY_UNLOCK(&st->allocator_lock);
     return allocator;
-#else
-    (void)st;
-    return Py_NewRef(*place);
-#endif
 }
 
 void
@@ -33,16 +28,10 @@ gmpy_set_allocator(gmpy_state *st, PyObject **place, PyObject *allocator)
 {
     PyObject *before;
 
-#ifdef Py_GIL_DISABLED
-    PyMutex_Lock(&st->allocator_lock);
-#endif
+    GMPY_LOCK(&st->allocator_lock);
     before = *place;
     *place = Py_NewRef(allocator);
-#ifdef Py_GIL_DISABLED
-    PyMutex_Unlock(&st->allocator_lock);
-#else
-    (void)st;
-#endif
+    GMPY_UNLOCK(&st->allocator_lock);
     Py_DECREF(before); // may run Python code, so after the change is complete
 }
 

@@ -49,6 +49,20 @@ gmpy_is_attached(void)
 #define GMPY_IS_ATTACHED() gmpy_is_attached()
 #endif
 
+/* A lock for what the interpreter lock guards elsewhere. Held for some instructions
+ * that run no Python code and call no device. */
+#ifdef Py_GIL_DISABLED
+typedef PyMutex gmpy_mutex;
+#define GMPY_LOCK(mutex) PyMutex_Lock(mutex)
+#define GMPY_UNLOCK(mutex) PyMutex_Unlock(mutex)
+#else
+typedef struct gmpy_mutex {
+    char unused;
+} gmpy_mutex;
+#define GMPY_LOCK(mutex) ((void)(mutex))
+#define GMPY_UNLOCK(mutex) ((void)(mutex))
+#endif
+
 /* Per-object locks of builds without the interpreter lock; nothing elsewhere. */
 #ifndef Py_BEGIN_CRITICAL_SECTION
 #define Py_BEGIN_CRITICAL_SECTION(op) {

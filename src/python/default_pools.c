@@ -27,18 +27,12 @@ pool_at(gmpy_state *st, PyObject **place, PyObject *type)
     if (!made) {
         return NULL;
     }
-#ifdef Py_GIL_DISABLED
-    PyMutex_Lock(&st->allocator_lock);
-#else
-    (void)st;
-#endif
+    GMPY_LOCK(&st->allocator_lock);
     if (!*place) { // nobody else made one meanwhile
         __atomic_store_n(place, Py_NewRef(made), __ATOMIC_RELEASE);
     }
     pool = Py_NewRef(*place);
-#ifdef Py_GIL_DISABLED
-    PyMutex_Unlock(&st->allocator_lock);
-#endif
+    GMPY_UNLOCK(&st->allocator_lock);
     Py_DECREF(made);
     return pool;
 }

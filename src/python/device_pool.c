@@ -110,7 +110,7 @@ gmpy_device_pool_open(gmpy_device_pool *self, int device, PyObject *callable)
     Py_BEGIN_CRITICAL_SECTION(self);
     first = self->device == GMPY_DEVICE_UNSET;
     if (first) {
-        gmpy_upstream_of(pool)->object = (PyObject *)self;
+        gmpy_upstream_set_object(pool, (PyObject *)self);
         self->pool = pool;
         self->device = device;
     }
@@ -177,7 +177,7 @@ gmpy_device_pool_clear(PyObject *op)
 
     if (pool) {
         self->pool = NULL;
-        gmpy_upstream_of(pool)->object = NULL;
+        gmpy_upstream_set_object(pool, NULL);
         gm_pool_close(pool);
     }
     return 0;
@@ -192,7 +192,7 @@ gmpy_device_pool_dealloc(PyObject *op)
 
     PyObject_GC_UnTrack(op);
     if (self->pool) { // no new weak references from here on
-        gmpy_upstream_of(self->pool)->object = NULL;
+        gmpy_upstream_set_object(self->pool, NULL);
     }
     if (self->weakrefs) {
         PyObject_ClearWeakRefs(op);

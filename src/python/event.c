@@ -126,10 +126,6 @@ event_init(PyObject *op, PyObject *args, PyObject *kwargs)
                         "interprocess=True needs disable_timing=True");
         return -1;
     }
-    if (event_of(op)->started) {
-        PyErr_Format(PyExc_RuntimeError, "%R is initialised already", op);
-        return -1;
-    }
     flags = (block ? GM_EVENT_BLOCKING_SYNC : 0u) |
             (disable_timing ? GM_EVENT_DISABLE_TIMING : 0u) |
             (interprocess ? GM_EVENT_INTERPROCESS : 0u);
@@ -137,7 +133,10 @@ event_init(PyObject *op, PyObject *args, PyObject *kwargs)
     if (device < 0) {
         return -1;
     }
-    event_of(op)->started = true; // before another thread can run
+    if (__atomic_exchange_n(&event_of(op)->started, true, __ATOMIC_ACQ_REL)) {
+        PyErr_Format(PyExc_RuntimeError, "%R is initialised already", op);
+        return -1;
+    }
     if (event_create(st, op, device, flags) < 0) {
         event_of(op)->started = false;
         return -1;

@@ -35,9 +35,17 @@ static int
 function_allocator_clear(PyObject *op)
 {
     function_allocator *self = (function_allocator *)op;
+    PyObject *functions;
+    PyObject *owner;
 
-    Py_CLEAR(self->functions);
-    Py_CLEAR(self->owner);
+    Py_BEGIN_CRITICAL_SECTION(op);
+    functions = self->functions;
+    owner = self->owner;
+    self->functions = NULL;
+    self->owner = NULL;
+    Py_END_CRITICAL_SECTION();
+    Py_XDECREF(functions);
+    Py_XDECREF(owner);
     return 0;
 }
 
@@ -62,19 +70,25 @@ function_allocator_begin(PyObject *op,
                          PyObject *owner)
 {
     function_allocator *self = (function_allocator *)op;
+    bool first;
 
     if (!functions) {
         return -1;
     }
-    if (self->st) {
+    Py_BEGIN_CRITICAL_SECTION(op);
+    first = !self->st;
+    if (first) {
+        self->st = st;
+        self->memory_type = Py_NewRef(memory_type);
+        self->functions = functions;
+        self->owner = Py_XNewRef(owner);
+    }
+    Py_END_CRITICAL_SECTION();
+    if (!first) {
         Py_DECREF(functions);
         PyErr_SetString(PyExc_RuntimeError, "an allocator is initialized once");
         return -1;
     }
-    self->st = st;
-    self->memory_type = Py_NewRef(memory_type);
-    self->functions = functions;
-    self->owner = Py_XNewRef(owner);
     return 0;
 }
 
@@ -100,25 +114,54 @@ PyDoc_STRVAR(malloc_doc,
 
 /* Calls the memory type: (size, *functions, device_id, owner=owner). */
 static PyObject *
-make_memory(function_allocator *self, PyObject *size, int device)
+call_memory_type(
+    PyObject *type, PyObject *functions, PyObject *owner, PyObject *size, int device)
 {
     PyObject *args = Py_BuildValue("(O)", size);
     PyObject *last = Py_BuildValue("(i)", device);
-    PyObject *kwargs =
-        self->owner ? Py_BuildValue("{s:O}", "owner", self->owner) : NULL;
+    PyObject *kwargs = owner ? Py_BuildValue("{s:O}", "owner", owner) : NULL;
     PyObject *mem = NULL;
     PyObject *joined;
 
-    if (args && last && (kwargs || !self->owner)) {
-        joined = PySequence_Concat(args, self->functions);
+    if (args && last && (kwargs || !owner)) {
+        joined = PySequence_Concat(args, functions);
         Py_SETREF(args, joined);
         joined = args ? PySequence_Concat(args, last) : NULL;
-        mem = joined ? PyObject_Call(self->memory_type, joined, kwargs) : NULL;
+        mem = joined ? PyObject_Call(type, joined, kwargs) : NULL;
         Py_XDECREF(joined);
     }
     Py_XDECREF(kwargs);
     Py_XDECREF(last);
     Py_XDECREF(args);
+    return mem;
+}
+
+/* New memory of `size`. Another thread may close the allocator meanwhile. */
+static PyObject *
+make_memory(function_allocator *self, PyObject *size)
+{
+    PyObject *mem = NULL;
+    PyObject *functions;
+    PyObject *owner;
+    int device;
+
+    Py_BEGIN_CRITICAL_SECTION(self);
+    functions = Py_XNewRef(self->functions);
+    owner = Py_XNewRef(self->owner);
+    Py_END_CRITICAL_SECTION();
+    if (!functions) {
+        PyErr_SetString(PyExc_RuntimeError, self->st
+                                                ? "the allocator was closed"
+                                                : "the allocator was not initialized");
+    }
+    else if (gmpy_backend(self->st)) {
+        device = gmpy_current_device(self->st);
+        mem = device < 0
+                  ? NULL
+                  : call_memory_type(self->memory_type, functions, owner, size, device);
+    }
+    Py_XDECREF(functions);
+    Py_XDECREF(owner);
     return mem;
 }
 
@@ -132,22 +175,11 @@ function_allocator_malloc(PyObject *op,
     function_allocator *self = (function_allocator *)op;
     PyObject *given[1];
     PyObject *mem;
-    int device;
 
     if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0) {
         return NULL;
     }
-    if (!self->functions) {
-        PyErr_SetString(PyExc_RuntimeError, self->st
-                                                ? "the allocator was closed"
-                                                : "the allocator was not initialized");
-        return NULL;
-    }
-    if (!gmpy_backend(self->st)) {
-        return NULL;
-    }
-    device = gmpy_current_device(self->st);
-    mem = device < 0 ? NULL : make_memory(self, given[0], device);
+    mem = make_memory(self, given[0]);
     return mem ? gmpy_pointer_to_new(self->st, mem) : NULL;
 }
 

@@ -161,13 +161,14 @@ static int
 function_memory_begin(PyObject *op, gmpy_state *st, size_t size, int device)
 {
     function_memory *self = (function_memory *)op;
+    gmpy_state *none = NULL;
 
-    if (self->st) {
+    if (!__atomic_compare_exchange_n(&self->st, &none, st, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_RELAXED)) {
         PyErr_SetString(PyExc_RuntimeError, "memory is initialized once");
         return -1;
     }
     gmpy_guards_look(st);
-    self->st = st;
     self->base.size = size;
     self->base.device_id = device;
     self->owned_device = device;

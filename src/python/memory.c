@@ -158,26 +158,31 @@ what(gm_mem_kind kind, bool freeing)
     return freeing ? "freeing device memory" : "allocating device memory";
 }
 
+/* A device that refuses has nobody to tell. Keeps the pending exception. */
+static void
+give_back(gmpy_state *st, int device, gm_mem_kind kind, uintptr_t ptr)
+{
+    gm_status status = GM_OK;
+
+    Py_BEGIN_ALLOW_THREADS
+    if (!gm_capture_postpone_free(st->backend, device, kind, ptr)) {
+        status = gm_backend_mem_free(st->backend, device, kind, ptr);
+    }
+    Py_END_ALLOW_THREADS
+    if (status != GM_OK) {
+        gmpy_unraisable(st, status, what(kind, true));
+    }
+}
+
 /* Gives back what is held, if anything. Keeps the pending exception. */
 static void
 owned_memory_release(gmpy_owned_memory *mem)
 {
     uintptr_t owned = mem->owned;
-    gm_status status = GM_OK;
 
     mem->owned = 0;
-    if (!owned || !mem->base.ptr || gm_process_is_frozen()) {
-        return;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    if (!gm_capture_postpone_free(mem->st->backend, mem->owned_device, mem->kind,
-                                  owned)) {
-        status =
-            gm_backend_mem_free(mem->st->backend, mem->owned_device, mem->kind, owned);
-    }
-    Py_END_ALLOW_THREADS
-    if (status != GM_OK) {
-        gmpy_unraisable(mem->st, status, what(mem->kind, true));
+    if (owned && mem->base.ptr && !gm_process_is_frozen()) {
+        give_back(mem->st, mem->owned_device, mem->kind, owned);
     }
 }
 
@@ -185,6 +190,7 @@ static int
 owned_memory_take(gmpy_owned_memory *mem, gmpy_state *st, gm_mem_kind kind, size_t size)
 {
     const gm_backend *backend = gmpy_backend(st);
+    gmpy_state *none = NULL;
     uintptr_t ptr = 0;
     gm_status status;
     int device;
@@ -209,7 +215,14 @@ owned_memory_take(gmpy_owned_memory *mem, gmpy_state *st, gm_mem_kind kind, size
             return -1;
         }
     }
-    mem->st = st;
+    if (!__atomic_compare_exchange_n(&mem->st, &none, st, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_RELAXED)) {
+        if (ptr) { // another thread was first
+            give_back(st, device, kind, ptr);
+        }
+        PyErr_SetString(PyExc_RuntimeError, "memory is initialized once");
+        return -1;
+    }
     mem->kind = kind;
     mem->owned = ptr;
     mem->owned_device = device;

@@ -139,17 +139,23 @@ memory_pool_init(PyObject *op, PyObject *args, PyObject *kwargs)
     memory_pool *self = (memory_pool *)op;
     PyObject *given[1];
     PyObject *callable;
+    bool first;
 
     if (gmpy_unpack_init(&signature, args, kwargs, given) < 0 ||
         gmpy_as_base_allocator(self->any.st, given[0], &callable) < 0) {
         return -1;
     }
-    if (self->ready || self->cleared) {
+    Py_BEGIN_CRITICAL_SECTION(op);
+    first = !self->ready && !self->cleared;
+    if (first) {
+        self->allocator = Py_XNewRef(callable);
+        self->ready = true;
+    }
+    Py_END_CRITICAL_SECTION();
+    if (!first) {
         PyErr_SetString(PyExc_RuntimeError, "a MemoryPool is initialized once");
         return -1;
     }
-    self->allocator = Py_XNewRef(callable);
-    self->ready = true;
     return 0;
 }
 

@@ -90,13 +90,12 @@ typedef struct gmpy_state {
     gmpy_watched *watched;     // host memory that the device may still use (watch.c)
     gmpy_watched *watched_last;
     int watched_count;
-    gmpy_guard *rescued; // guards with an object to let go of (guard.c)
-    uint64_t rounds;     // collections that guard.c was to end garbage in
-    bool settling;       // the interpreter was asked to come by there
-#ifdef Py_GIL_DISABLED
-    PyMutex watched_lock;   // guards the list of the watched
-    PyMutex allocator_lock; // guards the allocators and the default pools
-#endif
+    gmpy_mutex watched_lock;   // guards the list of the watched
+    gmpy_guard *rescued;       // guards with an object to let go of (guard.c)
+    uint64_t rounds;           // collections that guard.c was to end garbage in
+    bool settling;             // the interpreter was asked to come by there
+    gmpy_mutex allocator_lock; // guards the allocators and the default pools
+    gmpy_mutex opening;        // guards the choice of the backend
 } gmpy_state;
 
 extern PyModuleDef gmpy_module_def;
@@ -240,7 +239,9 @@ const gm_backend *gmpy_open_backend(gmpy_state *st);
 static inline const gm_backend *
 gmpy_backend(gmpy_state *st)
 {
-    return GM_LIKELY(st->backend != NULL) ? st->backend : gmpy_open_backend(st);
+    const gm_backend *backend = __atomic_load_n(&st->backend, __ATOMIC_ACQUIRE);
+
+    return GM_LIKELY(backend != NULL) ? backend : gmpy_open_backend(st);
 }
 
 /* The calling thread's current device. -1 with an exception. */
@@ -427,10 +428,6 @@ PyObject *gmpy_pooled_memory_new(gmpy_state *st, gm_pool *pool, gm_block *block)
  * back. */
 PyObject *gmpy_memory_under(gmpy_state *st, PyObject *mem);
 
-/* A weak reference to `object`, for NULL one to something that is gone: new reference.
- */
-PyObject *gmpy_weak_reference(PyObject *object);
-
 /* ---- memory_pointer.c ---- */
 
 /* A MemoryPointer or, with the same fields, a PinnedMemoryPointer. */
@@ -487,9 +484,10 @@ struct gmpy_upstream {
     PyObject *module;          // keeps st alive
     PyObject *callable;        // NULL: plain memory of that kind
     gm_mem_kind kind;          // GM_MEM_DEVICE or GM_MEM_PINNED
+    gmpy_mutex lock;           // guards the two below, where threads run at once
     struct gmpy_owner *owners; // what the callable's segments keep alive
-    Py_ssize_t handles;        // PooledMemory objects out and requests under way
     PyObject *object;          // the SingleDeviceMemoryPool, borrowed; NULL when gone
+    Py_ssize_t handles;        // PooledMemory objects out and requests under way
 };
 
 /* A native pool on `device` over `callable`, or over its plain memory with NULL; on
@@ -522,6 +520,13 @@ gmpy_upstream_count(gm_pool *pool, Py_ssize_t change)
     gmpy_upstream_of(pool)->handles += change;
 #endif
 }
+
+/* Notes the pool object; NULL in its tp_dealloc, before its weak references end. */
+void gmpy_upstream_set_object(gm_pool *pool, PyObject *object);
+
+/* A weak reference to the pool object, dead where it is gone or `pool` is NULL: new
+ * reference. */
+PyObject *gmpy_upstream_reference(gm_pool *pool);
 
 /* Visits what the callable's cached segments keep alive and the callable itself; for a
  * pool object's traverse, when nothing else holds them. */

@@ -173,30 +173,12 @@ pooled_memory_free(PyObject *self, PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
-/* A weak reference to something that is gone. */
-static PyObject *
-dead_reference(void)
-{
-    PyObject *passing = PySet_New(NULL);
-    PyObject *reference = passing ? PyWeakref_NewRef(passing, NULL) : NULL;
-
-    Py_XDECREF(passing);
-    return reference;
-}
-
-PyObject *
-gmpy_weak_reference(PyObject *object)
-{
-    return object ? PyWeakref_NewRef(object, NULL) : dead_reference();
-}
-
 static PyObject *
 pooled_memory_pool(PyObject *op, void *Py_UNUSED(closure))
 {
     gmpy_pooled_memory *self = (gmpy_pooled_memory *)op;
 
-    return gmpy_weak_reference(self->block ? gmpy_upstream_of(self->pool)->object
-                                           : NULL);
+    return gmpy_upstream_reference(self->block ? self->pool : NULL);
 }
 
 PyObject *

@@ -162,9 +162,8 @@ static PyObject *
 pooled_pinned_memory_pool(PyObject *op, void *Py_UNUSED(closure))
 {
     pooled_pinned_memory *self = (pooled_pinned_memory *)op;
-    PyObject *pool = self->freed ? NULL : gmpy_upstream_of(self->pool)->object;
 
-    return gmpy_weak_reference(pool);
+    return gmpy_upstream_reference(self->freed ? NULL : self->pool);
 }
 
 static PyGetSetDef pooled_pinned_memory_getset[] = {

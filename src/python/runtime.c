@@ -252,6 +252,7 @@ publish(gmpy_state *st, const opened *o)
 {
     gm_status status = gm_backend_validate(o->backend);
     uint64_t *lives;
+    bool first;
     int count = 0;
 
     if (status == GM_OK) {
@@ -262,21 +263,27 @@ publish(gmpy_state *st, const opened *o)
                      o->backend->name, status);
         return -1;
     }
-    if (st->backend) {
-        opened_close(o);
-        return 0;
-    }
     lives = PyMem_Calloc((size_t)count, sizeof *lives);
     if (!lives) {
         PyErr_NoMemory();
         return -1;
     }
+    GMPY_LOCK(&st->opening);
+    first = !st->backend;
+    if (first) {
+        st->lives = lives;
+        st->sim = o->sim;
+        st->fault = o->fault;
+        st->device_count = count;
+        __atomic_store_n(&st->backend, o->backend, __ATOMIC_RELEASE);
+    }
+    GMPY_UNLOCK(&st->opening);
+    if (!first) {
+        PyMem_Free(lives);
+        opened_close(o);
+        return 0;
+    }
     gm_process_opened();
-    st->lives = lives;
-    st->sim = o->sim;
-    st->fault = o->fault;
-    st->device_count = count;
-    st->backend = o->backend;
     return 0;
 }
 

@@ -31,11 +31,11 @@ make_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwar
     return self;
 }
 
-/* Refuses a second run of __init__. 0 or -1. */
+/* For the first run of __init__, which may be under way in another thread. 0 or -1. */
 static int
-check_fresh(PyObject *op)
+claim(PyObject *op)
 {
-    if (((gmpy_stream *)op)->started) {
+    if (__atomic_exchange_n(&((gmpy_stream *)op)->started, true, __ATOMIC_ACQ_REL)) {
         PyErr_Format(PyExc_RuntimeError, "%R is initialised already", op);
         return -1;
     }
@@ -106,7 +106,7 @@ set_foreign(gmpy_state *st, gmpy_stream *self, gm_stream handle, int device)
             return -1;
         }
     }
-    if (check_fresh((PyObject *)self) < 0) { // another thread may have been faster
+    if (claim((PyObject *)self) < 0) { // another thread may have been faster
         return -1;
     }
     set_stream(self, handle, device, &known);
@@ -214,14 +214,13 @@ stream_init(PyObject *op, PyObject *args, PyObject *kwargs)
                         "only one of null, non_blocking and ptds can be true");
         return -1;
     }
-    if (as_priority(given[3], null || ptds, &priority) < 0 || check_fresh(op) < 0) {
+    if (as_priority(given[3], null || ptds, &priority) < 0 || claim(op) < 0) {
         return -1;
     }
     if (null || ptds) {
         set_stream(self, null ? GM_STREAM_NULL : GM_STREAM_PER_THREAD, -1, &(facts){0});
         return 0;
     }
-    self->started = true; // before another thread can run
     if (stream_create(gmpy_state_of(op), self,
                       non_blocking ? GM_STREAM_NON_BLOCKING : 0, priority) < 0) {
         self->started = false;

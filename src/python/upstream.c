@@ -116,8 +116,21 @@ pinned_give(void *context, int Py_UNUSED(device), const gm_piece *piece)
 /* ---- a Python callable ---- */
 
 static void
+owner_link(gmpy_upstream *up, gmpy_owner *owner)
+{
+    GMPY_LOCK(&up->lock);
+    owner->next = up->owners;
+    if (up->owners) {
+        up->owners->prev = owner;
+    }
+    up->owners = owner;
+    GMPY_UNLOCK(&up->lock);
+}
+
+static void
 owner_unlink(gmpy_upstream *up, gmpy_owner *owner)
 {
+    GMPY_LOCK(&up->lock);
     if (owner->prev) {
         owner->prev->next = owner->next;
     }
@@ -127,6 +140,7 @@ owner_unlink(gmpy_upstream *up, gmpy_owner *owner)
     if (owner->next) {
         owner->next->prev = owner->prev;
     }
+    GMPY_UNLOCK(&up->lock);
 }
 
 /* What is wrong with the pointer a callable returned: GM_OK, GM_ERR_OUT_OF_MEMORY for a
@@ -194,11 +208,7 @@ callable_own(gmpy_upstream *up, const gmpy_pointer *pointer, gm_piece *out)
     }
     owner->mem = Py_NewRef(pointer->mem);
     gmpy_function_memory_set_pool(up->st, owner->mem, up->pool);
-    owner->next = up->owners;
-    if (up->owners) {
-        up->owners->prev = owner;
-    }
-    up->owners = owner;
+    owner_link(up, owner);
     *out = (gm_piece){
         .base = pointer->ptr,
         .size = mem->size - (pointer->ptr - mem->ptr),
@@ -389,6 +399,45 @@ gmpy_pool_new(
     up->kind = device == GMPY_DEVICE_HOST ? GM_MEM_PINNED : GM_MEM_DEVICE;
     gm_pool_set_user(*out, up);
     return 0;
+}
+
+/* ---- the pool object ---- */
+
+void
+gmpy_upstream_set_object(gm_pool *pool, PyObject *object)
+{
+    gmpy_upstream *up = gmpy_upstream_of(pool);
+
+    GMPY_LOCK(&up->lock);
+    up->object = object;
+    GMPY_UNLOCK(&up->lock);
+}
+
+/* A weak reference to something that is gone. */
+static PyObject *
+dead_reference(void)
+{
+    PyObject *passing = PySet_New(NULL);
+    PyObject *reference = passing ? PyWeakref_NewRef(passing, NULL) : NULL;
+
+    Py_XDECREF(passing);
+    return reference;
+}
+
+PyObject *
+gmpy_upstream_reference(gm_pool *pool)
+{
+    gmpy_upstream *up = pool ? gmpy_upstream_of(pool) : NULL;
+    PyObject *reference = NULL;
+    bool alive = false;
+
+    if (up) {
+        GMPY_LOCK(&up->lock); // so that the object cannot go meanwhile
+        alive = up->object != NULL;
+        reference = alive ? PyWeakref_NewRef(up->object, NULL) : NULL;
+        GMPY_UNLOCK(&up->lock);
+    }
+    return alive ? reference : dead_reference();
 }
 
 int

@@ -36,14 +36,6 @@ enum {
 
 /* ---- the list ---- */
 
-#ifdef Py_GIL_DISABLED
-#define LOCK(st) PyMutex_Lock(&(st)->watched_lock)
-#define UNLOCK(st) PyMutex_Unlock(&(st)->watched_lock)
-#else
-#define LOCK(st) ((void)(st))
-#define UNLOCK(st) ((void)(st))
-#endif
-
 /* Takes up to `most` from the front of the list. */
 static gmpy_watched *
 take_first(gmpy_state *st, int most)
@@ -51,7 +43,7 @@ take_first(gmpy_state *st, int most)
     gmpy_watched *taken;
     gmpy_watched *last;
 
-    LOCK(st);
+    GMPY_LOCK(&st->watched_lock);
     taken = last = st->watched;
     while (last && --most > 0 && last->next) {
         last = last->next;
@@ -60,7 +52,7 @@ take_first(gmpy_state *st, int most)
         st->watched = last->next;
         last->next = NULL;
     }
-    UNLOCK(st);
+    GMPY_UNLOCK(&st->watched_lock);
     return taken;
 }
 
@@ -69,7 +61,7 @@ static void
 put_last(gmpy_state *st, gmpy_watched *item)
 {
     item->next = NULL;
-    LOCK(st);
+    GMPY_LOCK(&st->watched_lock);
     if (st->watched) {
         st->watched_last->next = item;
     }
@@ -77,7 +69,7 @@ put_last(gmpy_state *st, gmpy_watched *item)
         st->watched = item;
     }
     st->watched_last = item;
-    UNLOCK(st);
+    GMPY_UNLOCK(&st->watched_lock);
 }
 
 static inline int
