@@ -511,13 +511,44 @@ functions = [ctypes.cast(f, ctypes.c_void_p).value for f in functions_kept]
 """
 
 
-def program(entry):
-    work, ready = ENTRIES[entry]
+# The same where two devices make a difference: nothing may stay current but device 0.
+STAYS = "\ndef clean_up(): assert gpumem.get_device_id() == 0"
+ON_TWO_DEVICES = {
+    "memory of functions on another device": (
+        "gpumem.PythonFunctionAllocatorMemory(10**6, take, give, 1)\n"
+        "gpumem.CFunctionAllocatorMemory(10**6, 0, *functions, 1)",
+        "def take(size, device):\n"
+        "    return (1 << 40) * (gpumem.get_device_id() == device)\n"
+        "def give(ptr, device): assert gpumem.get_device_id() == device",
+    ),
+    "a pool on another device over a function": (
+        "there.malloc(10**6); there.malloc(UNIT); there.free_all_blocks()",
+        "def take(size): return gpumem.malloc(size)\n"
+        "with gpumem.Device(1): there = gpumem.SingleDeviceMemoryPool(take)",
+    ),
+    "the default stream of another device": (
+        "stream = gpumem.ExternalStream(0, 1)\n"
+        "stream.synchronize(); stream.done; event.record(stream)\n"
+        "p.memset_async(0, 10, stream); stream.synchronize()",
+        "with gpumem.Device(1):\n    event = gpumem.Event(); p = gpumem.malloc(UNIT)",
+    ),
+    "copies to another device": (
+        "p.copy_from_device(q, UNIT); q.copy_from_device_async(p, UNIT)\n"
+        "testing.set_peer(0, 1, False); testing.set_peer(1, 0, False)\n"
+        "p.copy_from_device(q, UNIT); q.copy_from_device_async(p, UNIT)\n"
+        "testing.set_peer(0, 1, True); testing.set_peer(1, 0, True)",
+        "p = gpumem.malloc(UNIT)\nwith gpumem.Device(1): q = gpumem.malloc(UNIT)",
+    ),
+}
+
+
+def program(work, ready):
     return "\n".join(
         (
             PRELUDE,
             "def clean_up(): pass",
-            C_FUNCTIONS if ready == "C" else ready,
+            "" if ready == "C" else ready,
+            C_FUNCTIONS if "*functions" in work else "",
             "def work():",
             textwrap.indent(work, "    "),
             LOOP,
@@ -531,9 +562,17 @@ WITHOUT_ALLOCATIONS = ("a pool's miss", "trimming a pool", "copies in a stream")
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_whichever_allocation_fails(script, entry):
-    done = script(program(entry))
+    done = script(program(*ENTRIES[entry]))
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) > 0 or entry in WITHOUT_ALLOCATIONS
+
+
+@pytest.mark.parametrize("entry", ON_TWO_DEVICES)
+def test_whichever_allocation_fails_with_two_devices(script, entry):
+    work, ready = ON_TWO_DEVICES[entry]
+    done = script(program(work, ready + STAYS), GPUMEM_SIM_DEVICES="2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) > 0
 
 
 def test_a_defect_would_be_seen(script):

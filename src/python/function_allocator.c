@@ -205,6 +205,22 @@ static PyMethodDef function_allocator_methods[] = {
     {0},
 };
 
+/* What both say of their functions. */
+#define FUNCTIONS_SEE                                                                  \
+    "While a function runs the memory's device is current, and\n"                      \
+    "get_current_stream() is the calling thread's stream on it; afterwards what was\n" \
+    "current before is so again, whatever the function made current. The allocating\n" \
+    "function runs in the thread that asks for memory. The freeing one runs in\n"      \
+    "whichever thread drops the last pointer, has a pool give memory back\n"           \
+    "(free_all_blocks, or a request that finds no memory) or finds garbage, so it "    \
+    "may\n"                                                                            \
+    "come in the middle of any code, and sees that thread's stream, not the one "      \
+    "that\n"                                                                           \
+    "the memory was used on. Each address is freed once: where the functions are\n"    \
+    "garbage with their memory, while they are whole, and after each __del__ that "    \
+    "may\n"                                                                            \
+    "use the memory.\n"
+
 #define ALLOCATOR_SLOTS(name)                                                          \
     {Py_tp_doc, (void *)name##_doc}, {Py_tp_new, PyType_GenericNew},                   \
         {Py_tp_init, name##_init}, {Py_tp_dealloc, function_allocator_dealloc},        \
@@ -227,8 +243,8 @@ PyDoc_STRVAR(
     "\n"
     "An allocator over two C functions, called without the interpreter:\n"
     "void *malloc(void *param, size_t size, int device) and\n"
-    "void free(void *param, void *ptr, int device).\n"
-    "\n"
+    "void free(void *param, void *ptr, int device). They may block.\n"
+    "\n" FUNCTIONS_SEE "\n"
     "Args:\n"
     "    param (int): address handed to both functions.\n"
     "    malloc_func (int): address of the function that allocates; NULL from it\n"
@@ -277,6 +293,9 @@ PyDoc_STRVAR(python_allocator_doc,
              "--\n"
              "\n"
              "An allocator over two Python functions.\n"
+             "\n" FUNCTIONS_SEE
+             "What the freeing function raises goes to sys.unraisablehook, and the\n"
+             "memory counts as freed.\n"
              "\n"
              "Args:\n"
              "    malloc_func (callable): called with size and device_id, returns the\n"
