@@ -415,16 +415,18 @@ def test_finalizers_that_allocate_whenever_the_collector_likes(over):
     rng = random.Random(21)
 
     class Ring:
-        def __init__(self, size):
-            self.me, self.pointer = self, pool.malloc(size)
+        # No closure: it would keep the pool for ever where functions are immortal.
+        def __init__(self, pool, rng, size):
+            self.me, self.pool, self.rng = self, pool, rng
+            self.pointer = pool.malloc(size)
 
         def __del__(self):
-            pool.malloc(rng.randrange(1, 64 * UNIT))
-            if rng.random() < 0.01:
-                pool.free_all_blocks()
+            self.pool.malloc(self.rng.randrange(1, 64 * UNIT))
+            if self.rng.random() < 0.01:
+                self.pool.free_all_blocks()
 
     for i in range(2000):
-        Ring(UNIT * (1 + i % 300))
+        Ring(pool, rng, UNIT * (1 + i % 300))
         pool.malloc(rng.randrange(1, 64 * UNIT))
     gc.collect()
     testing.check_pool(pool)

@@ -172,17 +172,21 @@ def test_neighbours_freed_at_once_are_joined(pool, in_threads):
     assert pool.stats()["misses"] == 1
 
 
+class Ring:
+    """Allocates when it is finalized. It holds its pool itself: a closure of it would
+    keep the pool for ever where functions are immortal, as in a free-threaded 3.13."""
+
+    def __init__(self, pool, size):
+        self.me, self.pool, self.pointer = self, pool, pool.malloc(size)
+
+    def __del__(self):
+        self.pool.malloc(UNIT)
+
+
 def test_cycles_and_finalizers_of_all_threads(pool, in_threads):
-    class Ring:
-        def __init__(self, size):
-            self.me, self.pointer = self, pool.malloc(size)
-
-        def __del__(self):
-            pool.malloc(UNIT)
-
     def work(index):
         for i in range(200):
-            Ring(UNIT * (1 + (index + i) % 30))
+            Ring(pool, UNIT * (1 + (index + i) % 30))
             if i % 50 == 0:
                 gc.collect()
 
