@@ -408,7 +408,7 @@ ENTRIES = {
     "hooks refused": (
         "try: _core._add_hook('name', None)\nexcept KeyError: pass\n"
         "try: _core._remove_hook('other')\nexcept KeyError: pass\n"
-        "try: _core._add_hook(5, None)\nexcept TypeError: pass",
+        "try: _core._add_hook([], None)\nexcept TypeError: pass",
         "_core._add_hook('name', gpumem.MemoryHook())",
     ),
     "devices": (

@@ -144,7 +144,7 @@ gmpy_number_text(PyObject *number)
     PyObject *text = NULL;
 
     if (!PyLong_Check(number)) {
-        return PyObject_Repr(number);
+        return PyObject_Str(number);
     }
     length = PyObject_CallMethod(number, "bit_length", NULL);
     if (length) {

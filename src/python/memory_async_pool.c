@@ -18,6 +18,7 @@
  * Cost: a request is MemoryAsync's and two reads of the driver's figures. Threading:
  * nothing changes after construction; any thread.
  */
+#include "guard.h"
 #include "memory_kinds.h"
 #include "stream.h"
 
@@ -279,9 +280,14 @@ make_room(const async_request *r, async_stage stage)
     if (stage == STAGE_PLAIN || gm_process_is_capturing()) {
         return 0; // a wait would spoil what is being recorded
     }
-    if (gmpy_as_stream(st, NULL, &stream) < 0 ||
-        (stage == STAGE_GARBAGE && gmpy_collect_garbage() < 0)) {
+    if (gmpy_as_stream(st, NULL, &stream) < 0) {
         return -1;
+    }
+    if (stage == STAGE_GARBAGE) {
+        if (gmpy_collect_garbage() < 0) {
+            return -1;
+        }
+        gmpy_guards_settle(st, true);
     }
     Py_BEGIN_ALLOW_THREADS
     status = stage == STAGE_STREAM

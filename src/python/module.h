@@ -524,6 +524,10 @@ gmpy_upstream_count(gm_pool *pool, Py_ssize_t change)
 /* Notes the pool object; NULL in its tp_dealloc, before its weak references end. */
 void gmpy_upstream_set_object(gm_pool *pool, PyObject *object);
 
+/* A weak reference to `object`, for NULL one to something that is gone: new reference.
+ */
+PyObject *gmpy_weak_reference(PyObject *object);
+
 /* A weak reference to the pool object, dead where it is gone or `pool` is NULL: new
  * reference. */
 PyObject *gmpy_upstream_reference(gm_pool *pool);

@@ -326,6 +326,22 @@ gmpy_current_device_slow(gmpy_state *st)
     return device;
 }
 
+static void
+raise_no_device(const gmpy_state *st, PyObject *arg)
+{
+    PyObject *text = gmpy_number_text(arg);
+
+    if (text && st->device_count == 1) {
+        PyErr_Format(PyExc_ValueError,
+                     "device must be 0, the only one there is, not %U", text);
+    }
+    else if (text) {
+        PyErr_Format(PyExc_ValueError, "device must be from 0 to %d, not %U",
+                     st->device_count - 1, text);
+    }
+    Py_XDECREF(text);
+}
+
 int
 gmpy_as_device(gmpy_state *st, PyObject *arg, int *out)
 {
@@ -340,14 +356,7 @@ gmpy_as_device(gmpy_state *st, PyObject *arg, int *out)
         *out = -1;
     }
     if (*out < 0 || *out >= st->device_count) {
-        if (st->device_count == 1) {
-            PyErr_Format(PyExc_ValueError,
-                         "device must be 0, the only one there is, not %S", arg);
-        }
-        else {
-            PyErr_Format(PyExc_ValueError, "device must be from 0 to %d, not %S",
-                         st->device_count - 1, arg);
-        }
+        raise_no_device(st, arg);
         return -1;
     }
     return 0;

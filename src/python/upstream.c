@@ -425,19 +425,24 @@ dead_reference(void)
 }
 
 PyObject *
+gmpy_weak_reference(PyObject *object)
+{
+    return object ? PyWeakref_NewRef(object, NULL) : dead_reference();
+}
+
+PyObject *
 gmpy_upstream_reference(gm_pool *pool)
 {
     gmpy_upstream *up = pool ? gmpy_upstream_of(pool) : NULL;
-    PyObject *reference = NULL;
-    bool alive = false;
+    PyObject *reference;
 
-    if (up) {
-        GMPY_LOCK(&up->lock); // so that the object cannot go meanwhile
-        alive = up->object != NULL;
-        reference = alive ? PyWeakref_NewRef(up->object, NULL) : NULL;
-        GMPY_UNLOCK(&up->lock);
+    if (!up) {
+        return gmpy_weak_reference(NULL);
     }
-    return alive ? reference : dead_reference();
+    GMPY_LOCK(&up->lock); // so that the object cannot go meanwhile
+    reference = gmpy_weak_reference(up->object);
+    GMPY_UNLOCK(&up->lock);
+    return reference;
 }
 
 int
