@@ -187,29 +187,25 @@ mark_make(const gm_backend *b, int device, gm_mark **out)
 }
 
 gm_status
-gm_stream_use_enter(const gm_backend *b, const gm_stream_use *by, int *back)
+gm_stream_use_enter(const gm_backend *b, const gm_stream_use *by, gm_device_mark *back)
 {
     int current = 0;
     gm_status status;
 
-    *back = -1;
+    *back = (gm_device_mark){0};
     if (by->stream > GM_STREAM_PER_THREAD) {
         return GM_OK;
     }
     status = gm_backend_device_get(b, &current);
-    if (status == GM_OK && current != by->device) {
-        status = gm_backend_device_set(b, by->device);
-        *back = status == GM_OK ? current : -1;
-    }
-    return status;
+    return status == GM_OK && current != by->device
+               ? gm_backend_device_push(b, by->device, back)
+               : status;
 }
 
 void
-gm_stream_use_leave(const gm_backend *b, int back)
+gm_stream_use_leave(const gm_backend *b, const gm_device_mark *back)
 {
-    if (back >= 0) {
-        (void)gm_backend_device_set(b, back); // it was current a moment ago
-    }
+    gm_backend_device_pop(b, back);
 }
 
 /* GM_OK where the stream may be given an event that is to be asked about. */
@@ -236,7 +232,7 @@ gm_mark_record(gm_pool *pool, const gm_stream_use *by, gm_mark **out)
     const gm_backend *b = pool->upstream.backend;
     gm_mark *mark;
     gm_status status = GM_OK;
-    int back;
+    gm_device_mark back;
 
     gm_pool_lock(pool);
     mark = mark_take_locked(pool, by->device);
@@ -253,7 +249,7 @@ gm_mark_record(gm_pool *pool, const gm_stream_use *by, gm_mark **out)
         if (status == GM_OK) {
             status = gm_backend_event_record(b, mark->event, by->stream);
         }
-        gm_stream_use_leave(b, back);
+        gm_stream_use_leave(b, &back);
     }
     if (status != GM_OK) {
         gm_pool_lock(pool);

@@ -128,9 +128,10 @@ GM_MUST_CHECK gm_status gm_mark_record(gm_pool *pool,
 void gm_marks_fini(gm_pool *pool);
 
 /* Around a call with a handle that means the current device's stream, or the calling
- * thread's: makes the stream's device current. As gm_backend_device_set; leaves nothing
- * to be left where it fails. */
-gm_status gm_stream_use_enter(const gm_backend *b, const gm_stream_use *by, int *back);
-void gm_stream_use_leave(const gm_backend *b, int back);
+ * thread's: makes the stream's device current. As gm_backend_device_push; leaves
+ * nothing to be left where it fails. */
+gm_status
+gm_stream_use_enter(const gm_backend *b, const gm_stream_use *by, gm_device_mark *back);
+void gm_stream_use_leave(const gm_backend *b, const gm_device_mark *back);
 
 #endif

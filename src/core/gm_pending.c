@@ -108,7 +108,7 @@ is_still_there(const gm_backend *b, const gm_stream_use *by)
 {
     uint64_t id = 0;
     gm_status status;
-    int back;
+    gm_device_mark back;
 
     if (by->announced) {
         return true;
@@ -116,7 +116,7 @@ is_still_there(const gm_backend *b, const gm_stream_use *by)
     status = gm_stream_use_enter(b, by, &back);
     if (status == GM_OK) {
         status = gm_backend_stream_id(b, by->stream, &id);
-        gm_stream_use_leave(b, back);
+        gm_stream_use_leave(b, &back);
     }
     return status == GM_OK && gm_stream_key_of(by->stream, id) == by->key;
 }

@@ -80,7 +80,7 @@ gmpy_async_pool_free_all_blocks(PyObject *op,
     gm_mem_pool pool;
     gm_status status;
     int device;
-    int back;
+    gm_device_mark back;
 
     if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
         gmpy_async_pool_find(self, &device, &pool) < 0 ||

@@ -91,7 +91,7 @@ static gm_status
 memory_async_take(memory_async *self, const gm_backend *backend, size_t size)
 {
     gm_status status;
-    int back;
+    gm_device_mark back;
 
     status = gmpy_stream_enter(backend, &self->ref, &back);
     if (status != GM_OK) {
@@ -215,7 +215,7 @@ memory_async_give(const memory_async *self, uintptr_t owned)
     const gm_backend *backend = self->st->backend;
     gm_stream stream = self->ref.handle;
     gm_status status;
-    int back;
+    gm_device_mark back;
 
     status = gmpy_stream_enter(backend, &self->ref, &back);
     if (status != GM_OK) {

@@ -88,7 +88,7 @@ gmpy_recording_of(const gm_backend *backend, const gm_stream_use *by)
     gm_capture_state state = GM_CAPTURE_NONE;
     uint64_t id = 0;
     gm_status status;
-    int back;
+    gm_device_mark back;
 
     if (by->stream <= GM_STREAM_LEGACY) { // never recorded
         return 0;
@@ -96,7 +96,7 @@ gmpy_recording_of(const gm_backend *backend, const gm_stream_use *by)
     status = gm_stream_use_enter(backend, by, &back);
     if (status == GM_OK) {
         status = gm_backend_stream_capture(backend, by->stream, &state, &id);
-        gm_stream_use_leave(backend, back);
+        gm_stream_use_leave(backend, &back);
     }
     return status == GM_OK && state != GM_CAPTURE_NONE ? id : 0;
 }
