@@ -526,4 +526,4 @@ def test_collecting_beside_pools_that_reclaim(books, kind, in_threads):
     for _ in range(2):
         gc.collect()
     assert len(books.taken) == 2 * 15 * 21 and books.balanced()
-    assert testing.ledger().pending == 0 or gpumem.get_backend() != "sim"
+    assert gpumem.get_backend() != "sim" or testing.ledger().pending == 0
