@@ -1,30 +1,41 @@
 # SPDX-License-Identifier: MIT
 """Looking into pools, and driving the simulated device, in tests.
 
-placement and check_pool work on every backend. The rest is about the simulated device
-and raises RuntimeError on another one.
+placement, check_pool, last_error, round_size and parse_limit work on every backend. The
+rest is about the simulated device and raises RuntimeError on another one.
+docs/simulated-device.md shows how to test a program with it.
 """
 
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gpumem import _core
 
 __all__ = [
     "Call",
     "Ledger",
+    "ManagedState",
     "call_log",
     "check_pool",
+    "device_context_created",
     "fail",
+    "hold_stream",
     "last_error",
     "ledger",
     "make_memory_pool",
+    "managed_state",
     "parse_limit",
     "placement",
+    "recycle_handles",
+    "reset_device",
     "round_size",
+    "set_last_error",
+    "set_others",
     "set_peer",
+    "slow_calls",
+    "sticky_fault",
     "unit_size",
     "without",
 ]
@@ -40,6 +51,7 @@ class Ledger(NamedTuple):
         events: live events.
         graphs: live graphs, and those ready to launch.
         captures: recordings under way.
+        imports: allocations of other processes that are open.
         pending: queued operations that have not run.
         errors: bad frees, uses of dead handles, copies outside any allocation.
         peak_bytes: the most bytes that were held at once.
@@ -51,6 +63,7 @@ class Ledger(NamedTuple):
     events: int
     graphs: int
     captures: int
+    imports: int
     pending: int
     errors: int
     peak_bytes: int
@@ -230,3 +243,151 @@ def make_memory_pool(device: int = 0) -> int:
         ValueError: there is no such device.
     """
     return _core._sim_make_pool(device)
+
+
+class _HasHandle(Protocol):
+    @property
+    def ptr(self) -> int: ...
+
+
+@contextmanager
+def hold_stream(stream: _HasHandle) -> Iterator[None]:
+    """Holds a stream inside a with statement: no work of it runs before the end.
+
+    Queries of what it has to do say "not yet". Another thread that waits for it, by
+    whatever call, blocks until the end; this thread cannot wait for it, since nobody
+    would release it, and gets CUDARuntimeError (10001) instead of hanging.
+
+    Args:
+        stream (Stream): the stream, or any object whose `ptr` is its handle.
+
+    Raises:
+        ValueError: it is held already.
+        CUDARuntimeError: there is no such stream.
+    """
+    hold = _core._sim_hold(stream.ptr)
+    try:
+        yield
+    finally:
+        _core._sim_release(hold)
+
+
+@contextmanager
+def slow_calls(name: str, seconds: float) -> Iterator[None]:
+    """Makes each call of one kind take longer inside a with statement.
+
+    The call sleeps before its work and holds no lock of the device's. Its sleep ends
+    with the with statement, so a large number of seconds makes the calls wait for that.
+
+    Args:
+        name (str): which call, as the backend table names it ("mem_alloc", "copy").
+        seconds (float): how much longer.
+
+    Raises:
+        ValueError: no call of that name reaches the device; or seconds is negative.
+    """
+    _core._sim_set_delay(name, seconds)
+    try:
+        yield
+    finally:
+        _core._sim_set_delay(name, 0.0)
+
+
+@contextmanager
+def sticky_fault(code: int = 700, device: int = 0) -> Iterator[None]:
+    """Breaks a device inside a with statement, as a fault of work on it does.
+
+    Every call that asks any device returns that code, also those that free, until the
+    device is reset or the with statement ends.
+
+    Args:
+        code (int): the runtime's error number; 700 is an illegal address.
+        device (int): which device.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    _core._sim_set_fault(device, code)
+    try:
+        yield
+    finally:
+        _core._sim_set_fault(device, 0)
+
+
+def reset_device(device: int = 0) -> None:
+    """Resets a device as another library would: its memory, streams and events are gone,
+    and nobody told this package.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    _core._sim_reset(device)
+
+
+def device_context_created(device: int = 0) -> bool:
+    """Returns whether a call made the device's context, which on a GPU takes some hundred
+    MiB. A program that does not use a device should make none there.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    return _core._sim_context_created(device)
+
+
+def set_others(size: int, device: int = 0) -> None:
+    """Says how many bytes of a device other programs hold; none until told otherwise.
+
+    Raises:
+        ValueError: so much is not free; or there is no such device.
+    """
+    _core._sim_set_others(device, size)
+
+
+@contextmanager
+def recycle_handles(recycle: bool) -> Iterator[None]:
+    """Says inside a with statement whether a new stream, event or graph may get the handle
+    of a dead one. On a simulated device it does at once, as a driver may; with False
+    each handle is used once, so that every use of a dead one is noticed."""
+    _core._sim_recycle_handles(recycle)
+    try:
+        yield
+    finally:
+        _core._sim_recycle_handles(True)
+
+
+def set_last_error(code: int) -> None:
+    """Leaves an error in the calling thread's last-error slot, as a call of somebody else
+    would; 0 takes it out."""
+    _core._sim_set_last_error(code)
+
+
+class ManagedState(NamedTuple):
+    """What a simulated device knows of managed memory. A place is a device, or -1 for the
+    host.
+
+    Attributes:
+        location: where it was moved to last; None for nowhere yet.
+        read_mostly: it is advised to be mostly read.
+        preferred_location: where it is advised to be; None without such advice.
+        accessed_by: the places that are advised to use it.
+    """
+
+    location: int | None
+    read_mostly: bool
+    preferred_location: int | None
+    accessed_by: frozenset[int]
+
+
+def managed_state(address: int) -> ManagedState:
+    """Returns the ManagedState of the byte at `address`.
+
+    Raises:
+        ValueError: it is not in managed memory.
+    """
+    location, read_mostly, preferred, users = _core._sim_managed(int(address))
+    return ManagedState(
+        None if location == -2 else location,
+        read_mostly,
+        None if preferred == -2 else preferred,
+        frozenset([n for n in range(31) if users >> n & 1] + [-1] * (users >> 31)),
+    )

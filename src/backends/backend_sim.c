@@ -28,6 +28,7 @@ static const struct {
     {SIM_CODE_INVALID_VALUE, "cudaErrorInvalidValue", "invalid argument"},
     {SIM_CODE_OUT_OF_MEMORY, "cudaErrorMemoryAllocation", "out of memory"},
     {SIM_CODE_INVALID_DEVICE, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {SIM_CODE_NO_CONTEXT, "cudaErrorDeviceUninitialized", "invalid device context"},
     {SIM_CODE_PEER_UNSUPPORTED, "cudaErrorPeerAccessUnsupported",
      "peer access is not supported between these two devices"},
     {SIM_CODE_TOO_MANY_PEERS, "cudaErrorTooManyPeers",
@@ -38,6 +39,9 @@ static const struct {
      "invalid resource handle"},
     {SIM_CODE_ILLEGAL_STATE, "cudaErrorIllegalState",
      "the operation cannot be performed in the present state"},
+    {SIM_CODE_ILLEGAL_ADDRESS, "cudaErrorIllegalAddress",
+     "an illegal memory access was encountered"},
+    {SIM_CODE_LAUNCH_FAILURE, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {SIM_CODE_NOT_READY, "cudaErrorNotReady", "device not ready"},
     {SIM_CODE_NOT_SUPPORTED, "cudaErrorNotSupported", "operation not supported"},
     {SIM_CODE_CAPTURE_UNSUPPORTED, "cudaErrorStreamCaptureUnsupported",
@@ -58,6 +62,8 @@ static const struct {
      "operation not permitted on an event last recorded in a capturing stream"},
     {SIM_CODE_CAPTURE_WRONG_THREAD, "cudaErrorStreamCaptureWrongThread",
      "attempt to terminate a thread-local capture sequence from another thread"},
+    {SIM_CODE_HELD, "gpumemSimulatedStreamHeld",
+     "this thread holds the stream, so waiting for it here would never end"},
 };
 
 /* What the runtime says for a number it does not know. */
@@ -87,18 +93,25 @@ slot_error_text(void *self, int code)
     return UNKNOWN_ERROR;
 }
 
+/* A failed slot leaves nothing there, so it is what a test put there. */
+static int
+slot_last_error(void *self)
+{
+    return sim_thread_last_error(self);
+}
+
 /* ---- the table ---- */
 
-/* Slots that are not here: last_error, because a failed slot leaves nothing behind;
- * versions, because there is no driver; the rest, because this device does not do it.
- */
+/* Slots that are not here: versions, because there is no driver; the rest, because this
+ * device does not do it. */
 const gm_backend sim_slots = {
     .api_version = GM_BACKEND_API_VERSION,
-    .caps = GM_CAP_SIMULATED | GM_CAP_STREAM_ORDERED | GM_CAP_MANAGED,
+    .caps = GM_CAP_SIMULATED | GM_CAP_STREAM_ORDERED | GM_CAP_MANAGED | GM_CAP_IPC,
     .name = "sim",
     .close = sim_close,
     .error_name = slot_error_name,
     .error_text = slot_error_text,
+    .last_error = slot_last_error,
     .device_count = sim_slot_device_count,
     .device_get = sim_slot_device_get,
     .device_set = sim_slot_device_set,
@@ -107,6 +120,8 @@ const gm_backend sim_slots = {
     .device_synchronize = sim_slot_device_synchronize,
     .device_name = sim_slot_device_name,
     .device_support = sim_slot_device_support,
+    .device_reset = sim_slot_device_reset,
+    .device_incarnation = sim_slot_device_incarnation,
     .peer_can_access = sim_slot_peer_can_access,
     .peer_enable = sim_slot_peer_enable,
     .mem_info = sim_slot_mem_info,
@@ -123,6 +138,9 @@ const gm_backend sim_slots = {
     .mem_prefetch = sim_slot_mem_prefetch,
     .mem_advise = sim_slot_mem_advise,
     .pointer_info = sim_slot_pointer_info,
+    .ipc_export = sim_slot_ipc_export,
+    .ipc_open = sim_slot_ipc_open,
+    .ipc_close = sim_slot_ipc_close,
     .copy = sim_slot_copy,
     .copy_async = sim_slot_copy_async,
     .copy_peer = sim_slot_copy_peer,

@@ -58,6 +58,7 @@ typedef struct gm_sim_ledger {
     size_t events;
     size_t graphs;     // recorded, and ready to launch
     size_t captures;   // recordings under way
+    size_t imports;    // allocations of other processes that are open
     size_t pending;    // queued operations that have not run
     size_t errors;     // bad frees, uses of dead handles, copies outside any allocation
     size_t peak_bytes; // highest sum of device bytes held, all devices
@@ -77,6 +78,56 @@ void gm_sim_set_support(const gm_backend *b, int device, unsigned support);
 GM_MUST_CHECK gm_status gm_sim_make_pool(const gm_backend *b,
                                          int device,
                                          gm_mem_pool *out);
+
+/* Changes how much of a device somebody else holds. GM_ERR_OUT_OF_MEMORY: so much is
+ * not free. GM_ERR_INVALID_DEVICE, GM_ERR_FORKED. */
+GM_MUST_CHECK gm_status gm_sim_set_others(const gm_backend *b,
+                                          int device,
+                                          size_t bytes);
+
+/* Whether a call made the device's context. */
+bool gm_sim_context_created(const gm_backend *b, int device);
+
+/* A fault of `device` that sticks: until that is reset all calls that ask any device
+ * return `code`; with 0 it is over. GM_ERR_INVALID_DEVICE, GM_ERR_FORKED. */
+GM_MUST_CHECK gm_status gm_sim_set_fault(const gm_backend *b, int device, int code);
+
+/* Holds a stream: no work of it runs until gm_sim_release with the number that *hold
+ * gets, also where its handle is gone by then. Who waits for it blocks; the holding
+ * thread gets an error instead. GM_BUSY: it is held. As for an invalid handle,
+ * GM_ERR_HOST_MEMORY, GM_ERR_FORKED. */
+GM_MUST_CHECK gm_status gm_sim_hold(const gm_backend *b,
+                                    gm_stream stream,
+                                    uint64_t *hold);
+void gm_sim_release(const gm_backend *b, uint64_t hold);
+
+/* Each call of a slot takes `nanoseconds` longer, asleep and without any lock, until
+ * told otherwise; who sleeps wakes up then. GM_ERR_INVALID_VALUE: no such slot that
+ * reaches a device. GM_ERR_FORKED. */
+GM_MUST_CHECK gm_status gm_sim_set_delay(const gm_backend *b,
+                                         const char *name,
+                                         uint64_t nanoseconds);
+
+/* Whether handles that were given back are given out again, as a driver does; they are
+ * until told otherwise. */
+void gm_sim_recycle_handles(const gm_backend *b, bool recycle);
+
+/* Leaves an error in the calling thread's last-error slot, as another library's call
+ * would; 0 takes it out. GM_ERR_HOST_MEMORY, GM_ERR_FORKED. */
+GM_MUST_CHECK gm_status gm_sim_set_last_error(const gm_backend *b, int code);
+
+/* What is known of managed memory at an address. GM_ERR_INVALID_VALUE: it is none. */
+#define GM_SIM_NOWHERE (-2)
+#define GM_SIM_ACCESSED_BY_HOST (1u << 31)
+typedef struct gm_sim_managed {
+    int location; // where it was moved to last: a device, -1 the host, GM_SIM_NOWHERE
+    bool read_mostly;
+    int preferred;        // the same
+    uint32_t accessed_by; // a bit a device, GM_SIM_ACCESSED_BY_HOST
+} gm_sim_managed;
+GM_MUST_CHECK gm_status gm_sim_read_managed(const gm_backend *b,
+                                            uintptr_t ptr,
+                                            gm_sim_managed *out);
 
 /* The call log: one entry a slot call that reached the device, oldest first, kept only
  * while switched on. Fields that a call does not have are 0. */

@@ -8,8 +8,10 @@
  *   sim_thread.c   what each thread has: current device, its own default streams
  *   sim_peer.c     which device reaches which other's memory
  *   sim_log.c      the call log and the ledger
+ *   sim_reset.c    contexts of devices: made, reset, counted
  *   sim_instance.c opening, closing, references
- *   sim_call.h     the slots: entering and leaving, and the functions of the table
+ *   sim_slots.h    the slots, and what is special about each
+ *   sim_call.h     entering and leaving a slot, and the functions of the table
  *   backend_sim.c  the table
  *
  * Locking: one mutex an instance. sim_enter takes it for each slot and sim_leave drops
@@ -21,6 +23,7 @@
 
 #include "backends.h"
 #include "sim_memory.h"
+#include "sim_slots.h"
 #include "sim_stream.h"
 
 #include <pthread.h>
@@ -30,12 +33,15 @@ enum {
     SIM_CODE_INVALID_VALUE = 1,
     SIM_CODE_OUT_OF_MEMORY = 2,
     SIM_CODE_INVALID_DEVICE = 101,
+    SIM_CODE_NO_CONTEXT = 201,
     SIM_CODE_PEER_UNSUPPORTED = 217,
     SIM_CODE_OPERATING_SYSTEM = 304,
     SIM_CODE_INVALID_HANDLE = 400,
     SIM_CODE_ILLEGAL_STATE = 401,
     SIM_CODE_NOT_READY = 600,
+    SIM_CODE_ILLEGAL_ADDRESS = 700,
     SIM_CODE_TOO_MANY_PEERS = 711,
+    SIM_CODE_LAUNCH_FAILURE = 719,
     SIM_CODE_NOT_SUPPORTED = 801,
     SIM_CODE_CAPTURE_UNSUPPORTED = 900,
     SIM_CODE_CAPTURE_INVALIDATED = 901,
@@ -46,25 +52,29 @@ enum {
     SIM_CODE_CAPTURE_IMPLICIT = 906,
     SIM_CODE_CAPTURED_EVENT = 907,
     SIM_CODE_CAPTURE_WRONG_THREAD = 908,
+    SIM_CODE_HELD = 10001, // none of the runtime's
 };
 
 /* ---- devices ---- */
 
 typedef struct sim_device {
     sim_window memory;
-    unsigned support;    // GM_DEVICE_*
-    sim_pool *pools;     // all that exist, the one it was made with last
-    sim_pool *pool;      // the one that mem_alloc_async takes from
-    sim_stream *streams; // all that exist, its legacy stream included
+    unsigned support;     // GM_DEVICE_*
+    sim_pool *pools;      // all that exist, the one it was made with last
+    sim_pool *pool;       // the one that mem_alloc_async takes from
+    bool context;         // something made its context
+    uint64_t incarnation; // of that context, 0 without
+    sim_stream *streams;  // all that exist, its legacy stream included
     sim_stream *legacy;
 } sim_device;
 
 /* ---- sim_handle.c ---- */
 
 /* Objects by handle. A handle is never an address and never that of another table;
- * the one given back last is given out first, as a driver would. */
+ * the one given back last is given out first, as a driver would, or never again. */
 typedef struct sim_table {
     uintptr_t base;
+    bool once; // a handle that was given back is not given out again
     void **objects;
     uint32_t *spare; // indices given back
     uint32_t spares;
@@ -82,6 +92,9 @@ GM_MUST_CHECK gm_status sim_table_add(sim_table *table, void *object, uintptr_t 
 void *sim_table_get(const sim_table *table, uintptr_t handle);
 void sim_table_remove(sim_table *table, uintptr_t handle);
 
+/* The handle of an object by its index in `objects`. */
+uintptr_t sim_table_handle(const sim_table *table, uint32_t index);
+
 /* A number that this process has not seen; any thread, no lock. */
 uint64_t sim_next_serial(void);
 
@@ -98,6 +111,12 @@ void sim_thread_restore_device(const gm_sim *sim, int device);
 
 /* A number no other thread of the process has or had. GM_ERR_HOST_MEMORY. */
 GM_MUST_CHECK gm_status sim_thread_number(gm_sim *sim, uint64_t *number);
+
+/* The same; 0 where nobody asked for it yet. */
+uint64_t sim_thread_number_if_any(const gm_sim *sim);
+
+/* The calling thread's last-error slot; needs no lock. */
+int sim_thread_last_error(const gm_sim *sim);
 
 /* The calling thread's own stream on its current device. NULL without host memory. */
 sim_stream *sim_thread_stream(gm_sim *sim);
@@ -118,6 +137,7 @@ typedef struct sim_peer {
 void sim_peers_init(gm_sim *sim);
 bool sim_peer_possible(const gm_sim *sim, int device, int peer);
 gm_status sim_peer_enable(gm_sim *sim, int device, int peer);
+void sim_peers_reset(gm_sim *sim, int device);
 
 /* ---- sim_log.c ---- */
 
@@ -136,15 +156,28 @@ void sim_log_fini(gm_sim *sim);
 gm_status sim_bad_handle(gm_sim *sim);
 gm_status sim_bad_value(gm_sim *sim);
 
+/* ---- sim_reset.c ---- */
+
+/* Makes a device's context, unless it has one. */
+void sim_touch(gm_sim *sim, int device);
+
+/* Ends all that exists on a device, its context too. */
+void sim_reset(gm_sim *sim, int device);
+
 /* ---- the instance ---- */
 
 struct gm_sim {
     gm_backend table;
     pthread_mutex_t mutex;
+    pthread_cond_t changed; // a hold, a delay or a fault: who waits looks again
     pthread_key_t thread_key;
     unsigned refs;             // the owner's and one a thread record
     const volatile char *here; // points at 1, and at 0 in a forked child
     bool release_at_once;
+
+    uint64_t delays[SIM_SLOT_COUNT]; // nanoseconds that a call takes longer
+    int fault;                       // sticky: the code of every call, 0 for none
+    int fault_device;                // ... until this device is reset
 
     int device_count; // 0 once closed: then only thread records are left
     size_t device_memory;
@@ -158,6 +191,7 @@ struct gm_sim {
     sim_table graphs;
     sim_table execs;
     sim_capture *captures; // all under way
+    sim_import *imports;   // memory of other processes
     size_t parked;         // ranges in all pools that the program gave back
     uint64_t number;       // of the newest operation
     uint64_t clock;        // virtual, nanoseconds

@@ -3,9 +3,9 @@
  * The slots of the simulated device, and what each of them does before and after its
  * work. Included by the sim_slots_ files, sim_call.c and backend_sim.c.
  *
- *   sim_call.c          entering, leaving; which call does what to its device
+ *   sim_call.c          entering and leaving
  *   sim_slots_device.c  devices, peers
- *   sim_slots_memory.c  memory, pools of it, managed memory, addresses
+ *   sim_slots_memory.c  memory, pools of it, managed memory, addresses, processes
  *   sim_slots_copy.c    copies and sets
  *   sim_slots_stream.c  streams and events
  *   sim_slots_graph.c   recorded work
@@ -16,70 +16,6 @@
 #include "sim.h"
 
 /* ---- sim_call.c ---- */
-
-/* What is special about a slot. */
-enum {
-    SIM_UNSAFE = 1u << 0, // a recording may forbid it
-};
-
-/* X(the slots that enter, by the name that the table gives them; SIM_ of them) */
-#define SIM_SLOTS(X)                                                                   \
-    X(device_set, 0)                                                                   \
-    X(device_push, 0)                                                                  \
-    X(device_synchronize, SIM_UNSAFE)                                                  \
-    X(device_support, 0)                                                               \
-    X(mem_info, 0)                                                                     \
-    X(mem_largest, 0)                                                                  \
-    X(mem_alloc, SIM_UNSAFE)                                                           \
-    X(mem_free, SIM_UNSAFE)                                                            \
-    X(mem_alloc_async, 0)                                                              \
-    X(mem_free_async, 0)                                                               \
-    X(mem_pool_get, 0)                                                                 \
-    X(mem_pool_set, 0)                                                                 \
-    X(mem_pool_trim, SIM_UNSAFE)                                                       \
-    X(mem_pool_read, 0)                                                                \
-    X(mem_pool_write, 0)                                                               \
-    X(copy, 0)                                                                         \
-    X(copy_async, 0)                                                                   \
-    X(copy_peer, 0)                                                                    \
-    X(copy_peer_async, 0)                                                              \
-    X(set, 0)                                                                          \
-    X(set_async, 0)                                                                    \
-    X(stream_create, 0)                                                                \
-    X(stream_destroy, 0)                                                               \
-    X(stream_query, SIM_UNSAFE)                                                        \
-    X(stream_synchronize, SIM_UNSAFE)                                                  \
-    X(stream_wait_event, 0)                                                            \
-    X(stream_id, 0)                                                                    \
-    X(stream_priority_range, 0)                                                        \
-    X(stream_info, 0)                                                                  \
-    X(stream_capture, 0)                                                               \
-    X(capture_begin, 0)                                                                \
-    X(capture_end, 0)                                                                  \
-    X(graph_instantiate, 0)                                                            \
-    X(graph_launch, 0)                                                                 \
-    X(graph_upload, 0)                                                                 \
-    X(graph_debug_dot, 0)                                                              \
-    X(graph_destroy, 0)                                                                \
-    X(graph_exec_destroy, 0)                                                           \
-    X(event_create, 0)                                                                 \
-    X(event_destroy, 0)                                                                \
-    X(event_record, 0)                                                                 \
-    X(event_query, 0)                                                                  \
-    X(event_synchronize, 0)                                                            \
-    X(event_elapsed, 0)                                                                \
-    X(pointer_info, 0)                                                                 \
-    X(peer_can_access, 0)                                                              \
-    X(peer_enable, SIM_UNSAFE)                                                         \
-    X(mem_prefetch, 0)                                                                 \
-    X(mem_advise, 0)
-
-typedef enum sim_slot {
-#define SIM_SLOT(name, special) SIM_SLOT_##name,
-    SIM_SLOTS(SIM_SLOT)
-#undef SIM_SLOT
-    SIM_SLOT_COUNT
-} sim_slot;
 
 /* One call on its way, and what the log will say of it; fields that it does not have
  * are 0. */
@@ -115,6 +51,8 @@ void sim_slot_device_pop(void *self, const gm_device_mark *mark);
 gm_status sim_slot_device_synchronize(void *self, int device);
 gm_status sim_slot_device_name(void *self, int device, char *text, size_t size);
 gm_status sim_slot_device_support(void *self, int device, unsigned *support);
+gm_status sim_slot_device_reset(void *self, int device);
+gm_status sim_slot_device_incarnation(void *self, int device, uint64_t *number);
 gm_status sim_slot_peer_can_access(void *self, int device, int peer, bool *can);
 gm_status sim_slot_peer_enable(void *self, int device, int peer);
 
@@ -148,6 +86,10 @@ gm_status sim_slot_mem_prefetch(
 gm_status
 sim_slot_mem_advise(void *self, uintptr_t ptr, size_t size, int advice, int device);
 gm_status sim_slot_pointer_info(void *self, uintptr_t ptr, gm_pointer_info *info);
+gm_status sim_slot_ipc_export(void *self, uintptr_t ptr, gm_ipc_handle *out);
+gm_status
+sim_slot_ipc_open(void *self, int device, const gm_ipc_handle *handle, uintptr_t *base);
+gm_status sim_slot_ipc_close(void *self, uintptr_t base);
 
 /* ---- sim_slots_copy.c ---- */
 

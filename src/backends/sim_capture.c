@@ -344,6 +344,15 @@ sim_capture_leave(gm_sim *sim, sim_stream *stream)
 }
 
 void
+sim_captures_reset(gm_sim *sim, int device)
+{
+    sim_stream *recording = NULL;
+    while ((recording = find_recording(sim, device, false)) != NULL) {
+        drop(sim, recording->capture);
+    }
+}
+
+void
 sim_captures_fini(gm_sim *sim)
 {
     while (sim->captures != NULL) {

@@ -91,6 +91,19 @@ sim_events_fini(gm_sim *sim)
     sim_table_fini(&sim->events);
 }
 
+void
+sim_events_reset(gm_sim *sim, int device)
+{
+    for (uint32_t index = 0; index < sim->events.used; index++) {
+        sim_event *event = sim->events.objects[index];
+        if (event != NULL && event->device == device) {
+            sim_table_remove(&sim->events, sim_table_handle(&sim->events, index));
+            sim->ledger.events--;
+            free_event(event);
+        }
+    }
+}
+
 gm_status
 sim_event_record(gm_sim *sim, gm_event handle, sim_stream *stream)
 {
@@ -161,7 +174,7 @@ sim_event_query(gm_sim *sim, gm_event handle)
         return status;
     }
     if (!has_happened(event) && event->polled) {
-        sim_run(sim, event->record->stream, event->record->number);
+        (void)sim_run(sim, event->record->stream, event->record->number);
     }
     event->polled = true;
     return has_happened(event) ? GM_OK : GM_NOT_READY;
@@ -179,7 +192,13 @@ sim_event_synchronize(gm_sim *sim, gm_event handle)
         return status;
     }
     if (!has_happened(event)) {
-        sim_run(sim, event->record->stream, event->record->number);
+        sim_op *record = event->record;
+        record->refs++; // who waits lets go of the lock
+        status = sim_wait(sim, record->stream, record->number);
+        sim_op_unref(record);
+    }
+    if (status != GM_OK) {
+        return status;
     }
     sim_pools_settle(sim);
     return GM_OK;

@@ -76,8 +76,9 @@ static const char *
 name_of(sim_op_kind kind)
 {
     static const char *const names[] = {
-        [SIM_OP_COPY] = "copy", [SIM_OP_SET] = "set",     [SIM_OP_RECORD] = "record",
-        [SIM_OP_WAIT] = "wait", [SIM_OP_GRAPH] = "graph",
+        [SIM_OP_COPY] = "copy",     [SIM_OP_SET] = "set",
+        [SIM_OP_RECORD] = "record", [SIM_OP_WAIT] = "wait",
+        [SIM_OP_GRAPH] = "graph",   [SIM_OP_PREFETCH] = "prefetch",
     };
     return names[kind];
 }
@@ -234,6 +235,23 @@ sim_graphs_fini(gm_sim *sim)
     }
     sim_table_fini(&sim->graphs);
     sim_table_fini(&sim->execs);
+}
+
+void
+sim_graphs_reset(gm_sim *sim, int device)
+{
+    for (uint32_t i = 0; i < sim->graphs.used; i++) {
+        sim_graph *graph = sim->graphs.objects[i];
+        if (graph != NULL && graph->device == device) {
+            (void)sim_graph_destroy(sim, sim_table_handle(&sim->graphs, i));
+        }
+    }
+    for (uint32_t i = 0; i < sim->execs.used; i++) {
+        const sim_exec *exec = sim->execs.objects[i];
+        if (exec != NULL && exec->device == device) {
+            (void)sim_graph_exec_destroy(sim, sim_table_handle(&sim->execs, i));
+        }
+    }
 }
 
 /* ---- launching ---- */

@@ -5,7 +5,8 @@
  * A handle is a number made of its table's base and an index, not an address, so that a
  * dead handle, one of the other kind, one of another instance or plain nonsense is
  * recognised without touching memory. The index given back last is given out first:
- * code that tells streams apart by their handle fails here as it would on a driver.
+ * code that tells streams apart by their handle fails here as it would on a driver. Or,
+ * on demand, never again: then a dead handle stays recognisable for good.
  *
  * Cost: O(1). The serial counter is the only state of the process in this backend.
  */
@@ -70,18 +71,25 @@ grow(sim_table *table)
     return GM_OK;
 }
 
+uintptr_t
+sim_table_handle(const sim_table *table, uint32_t index)
+{
+    return table->base + (index + 1) * STRIDE;
+}
+
 gm_status
 sim_table_add(sim_table *table, void *object, uintptr_t *out)
 {
-    if (table->spares == 0 && table->used == table->capacity) {
+    if ((table->spares == 0 || table->once) && table->used == table->capacity) {
         gm_status status = grow(table);
         if (status != GM_OK) {
             return status;
         }
     }
-    uint32_t index = table->spares > 0 ? table->spare[--table->spares] : table->used++;
+    bool reuse = table->spares > 0 && !table->once;
+    uint32_t index = reuse ? table->spare[--table->spares] : table->used++;
     table->objects[index] = object;
-    *out = table->base + (index + 1) * STRIDE;
+    *out = sim_table_handle(table, index);
     return GM_OK;
 }
 
@@ -110,4 +118,21 @@ sim_table_remove(sim_table *table, uintptr_t handle)
     GM_ASSERT(index < table->used && table->objects[index] != NULL);
     table->objects[index] = NULL;
     table->spare[table->spares++] = index;
+}
+
+/* ---- for tests ---- */
+
+void
+gm_sim_recycle_handles(const gm_backend *b, bool recycle)
+{
+    gm_sim *sim = b->self;
+    if (sim_is_gone(sim)) {
+        return;
+    }
+    pthread_mutex_lock(&sim->mutex);
+    sim->streams.once = !recycle;
+    sim->events.once = !recycle;
+    sim->graphs.once = !recycle;
+    sim->execs.once = !recycle;
+    pthread_mutex_unlock(&sim->mutex);
 }

@@ -14,6 +14,7 @@
 #include "../core/gm_process.h"
 
 #include <sys/mman.h>
+#include <time.h> // CLOCK_MONOTONIC
 
 void
 sim_unref_unlock(gm_sim *sim)
@@ -22,6 +23,7 @@ sim_unref_unlock(gm_sim *sim)
     pthread_mutex_unlock(&sim->mutex);
     if (last) {
         (void)pthread_key_delete(sim->thread_key);
+        (void)pthread_cond_destroy(&sim->changed);
         (void)pthread_mutex_destroy(&sim->mutex);
         (void)munmap((void *)(uintptr_t)sim->here, 1);
         gm_host_free(sim);
@@ -37,6 +39,9 @@ close_locked(gm_sim *sim)
     sim_streams_fini(sim);
     sim_table_fini(&sim->streams);
     sim_graphs_fini(sim);
+    for (int device = 0; device < sim->device_count; device++) {
+        sim_imports_reset(sim, device);
+    }
     sim_pools_fini(sim);
     sim_memory_fini(sim);
     sim_log_fini(sim);
@@ -56,6 +61,26 @@ sim_close(void *self)
     close_locked(sim);
 }
 
+/* The lock, and the condition with a clock that nobody sets. 0 on success. */
+static int
+init_locks(gm_sim *sim)
+{
+    pthread_condattr_t attributes;
+    int error = pthread_condattr_init(&attributes);
+    if (error != 0) {
+        return error;
+    }
+    error = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    if (error == 0) {
+        error = pthread_cond_init(&sim->changed, &attributes);
+    }
+    (void)pthread_condattr_destroy(&attributes);
+    if (error == 0 && (error = pthread_mutex_init(&sim->mutex, NULL)) != 0) {
+        (void)pthread_cond_destroy(&sim->changed);
+    }
+    return error;
+}
+
 /* An instance with its lock and key, and a page that a fork wipes. NULL without host
  * memory. */
 static gm_sim *
@@ -71,7 +96,7 @@ new_sim(void)
         pthread_key_create(&sim->thread_key, sim_thread_end) != 0) {
         goto fail;
     }
-    if (pthread_mutex_init(&sim->mutex, NULL) != 0) {
+    if (init_locks(sim) != 0) {
         (void)pthread_key_delete(sim->thread_key);
         goto fail;
     }

@@ -3,11 +3,12 @@
  * The memory of the simulated devices: one window a device, and one for what lives on
  * the host's side, pinned and managed memory.
  *
- * By default a device's window is as long as its capacity, so a request needs one free
+ * By default a device's window is as long as it has memory, so a request needs one free
  * stretch of its size: stricter than hardware, which maps scattered pages. With
  * `scattered` the window is SCATTER times as long and capacity alone decides; first
  * fit runs out of addresses then only for a pattern that needs more than that, far
- * beyond what programs do. What somebody else holds is cut off the end.
+ * beyond what programs do. What somebody else holds lowers the capacity, and lies
+ * nowhere.
  *
  * Managed memory takes nothing from a device's capacity: as on hardware it may be
  * larger than the device. Memory of a pool takes its share as long as the pool holds
@@ -38,8 +39,7 @@ sim_memory_init(gm_sim *sim, const gm_sim_options *options)
     }
     memory = (memory + SIM_SEGMENT - 1) & ~(SIM_SEGMENT - 1);
     size_t others = (options->others + SIM_UNIT - 1) & ~(SIM_UNIT - 1);
-    size_t capacity = memory - others;
-    size_t length = options->scattered ? SCATTER * memory : capacity;
+    size_t length = options->scattered ? SCATTER * memory : memory;
     size_t host = 2 * memory * (size_t)options->devices;
 
     sim->device_memory = memory;
@@ -47,11 +47,8 @@ sim_memory_init(gm_sim *sim, const gm_sim_options *options)
         sim->devices[device].support = GM_DEVICE_MEMORY_POOLS | GM_DEVICE_MANAGED |
                                        GM_DEVICE_CONCURRENT_MANAGED |
                                        GM_DEVICE_PAGEABLE_ACCESS;
-        if (length == 0) {
-            continue; // all of it is somebody else's
-        }
         gm_status status =
-            sim_window_init(&sim->devices[device].memory, length, capacity);
+            sim_window_init(&sim->devices[device].memory, length, memory - others);
         if (status != GM_OK) {
             return status;
         }
@@ -65,6 +62,11 @@ sim_memory_init(gm_sim *sim, const gm_sim_options *options)
 void
 sim_memory_fini(gm_sim *sim)
 {
+    sim_range *range =
+        sim->host.length > 0 ? sim_window_find(&sim->host, sim->host.start) : NULL;
+    for (; range != NULL; range = range->next) {
+        sim_managed_forget(range);
+    }
     for (int device = 0; device < GM_SIM_MAX_DEVICES; device++) {
         sim_window_fini(&sim->devices[device].memory);
     }
@@ -193,11 +195,17 @@ sim_mem_free(gm_sim *sim, int device, gm_mem_kind kind, uintptr_t ptr)
     if (!is_kind(kind)) {
         return GM_DEVICE_ERROR(SIM_CODE_INVALID_VALUE);
     }
-    sim_range *range = find_allocation(sim, device, kind, ptr);
-    if (range == NULL) {
+    if (find_allocation(sim, device, kind, ptr) == NULL) {
         return sim_bad_value(sim);
     }
-    sim_drain(sim, device);
+    gm_status status = sim_wait_device(sim, device);
+    if (status != GM_OK) {
+        return status;
+    }
+    sim_range *range = find_allocation(sim, device, kind, ptr);
+    if (range == NULL) {
+        return sim_bad_value(sim); // who waited let go of the lock
+    }
     sim->ledger.allocations--;
     sim->ledger.bytes -= range->asked;
     if (range->pool != NULL) {
@@ -205,6 +213,7 @@ sim_mem_free(gm_sim *sim, int device, gm_mem_kind kind, uintptr_t ptr)
         sim_pools_settle(sim);
     }
     else {
+        sim_managed_forget(range);
         sim_window_give(window_for(sim, device, kind), range);
     }
     return GM_OK;
@@ -243,6 +252,9 @@ sim_pointer_info(const gm_sim *sim, uintptr_t ptr, gm_pointer_info *info)
         [GM_MEM_WRITE_COMBINED] = GM_POINTER_HOST,
     };
     const sim_range *range = find_range(sim, ptr);
+    if (range == NULL && sim_import_find(sim, ptr, info)) {
+        return;
+    }
     if (range == NULL || !range->live || range->parked ||
         ptr - range->start >= range->asked) {
         *info = (gm_pointer_info){.kind = GM_POINTER_UNREGISTERED, .device = -1};
@@ -279,6 +291,10 @@ sim_range_usable(const gm_sim *sim, uintptr_t ptr, size_t size, bool host, bool 
         return false;
     }
     const sim_range *range = find_range(sim, ptr);
+    gm_pointer_info import;
+    if (range == NULL && sim_import_find(sim, ptr, &import)) {
+        return size <= import.size - (ptr - import.base);
+    }
     if (range == NULL) {
         return host;
     }
@@ -314,10 +330,9 @@ is_mapped(uintptr_t ptr)
     return mincore((void *)(ptr & ~(page - 1)), page, &resident) == 0;
 }
 
-/* Whether the device reads and writes plain host memory, and both ends of this are
- * there: a wrong address is to be refused, where a device would fault. */
-static bool
-reaches_host(const gm_sim *sim, int device, uintptr_t ptr, size_t size)
+/* A wrong address is to be refused, where a device would fault. */
+bool
+sim_reaches_host(const gm_sim *sim, int device, uintptr_t ptr, size_t size)
 {
     return (sim->devices[device].support & GM_DEVICE_PAGEABLE_ACCESS) != 0 &&
            size <= UINTPTR_MAX - ptr && is_mapped(ptr) && is_mapped(ptr + size - 1);
@@ -326,29 +341,70 @@ reaches_host(const gm_sim *sim, int device, uintptr_t ptr, size_t size)
 gm_status
 sim_check_set(gm_sim *sim, int device, uintptr_t dst, size_t size)
 {
-    bool host = reaches_host(sim, device, dst, size);
+    bool host = sim_reaches_host(sim, device, dst, size);
     return sim_range_usable(sim, dst, size, host, false) ? GM_OK : sim_bad_value(sim);
 }
 
-gm_status
-sim_check_managed(gm_sim *sim, uintptr_t ptr, size_t size, int device)
+sim_range *
+sim_find_managed(const gm_sim *sim, uintptr_t ptr, size_t size)
 {
-    const sim_range *range = find_range(sim, ptr);
+    sim_range *range = sim_window_find(&sim->host, ptr);
+    return range != NULL && range->live && range->kind == GM_MEM_MANAGED &&
+                   sim_range_usable(sim, ptr, size, false, false)
+               ? range
+               : NULL;
+}
 
-    if (device != -1 && !sim_has_device(sim, device)) {
+/* ---- the end of a device ---- */
+
+/* Ends a device's live ranges in a window, allocations or not. */
+static void
+reset_window(gm_sim *sim, sim_window *window, int device)
+{
+    sim_range *range = sim_window_find(window, window->start);
+    while (range != NULL) {
+        if (!range->live || range->device != device) {
+            range = range->next;
+            continue;
+        }
+        if (!range->parked) {
+            sim->ledger.allocations--;
+            sim->ledger.bytes -= range->asked;
+        }
+        uintptr_t start = range->start;
+        sim_managed_forget(range);
+        sim_window_give(window, range);
+        range = sim_window_find(window, start)->next; // it may have joined others
+    }
+}
+
+void
+sim_memory_reset(gm_sim *sim, int device)
+{
+    reset_window(sim, &sim->devices[device].memory, device);
+    reset_window(sim, &sim->host, device);
+}
+
+/* ---- for tests ---- */
+
+gm_status
+gm_sim_set_others(const gm_backend *b, int device, size_t bytes)
+{
+    gm_sim *sim = b->self;
+    if (sim_is_gone(sim)) {
+        return GM_ERR_FORKED;
+    }
+    if (!sim_has_device(sim, device)) {
         return GM_ERR_INVALID_DEVICE;
     }
-    if (device != -1 &&
-        (sim->devices[device].support & GM_DEVICE_CONCURRENT_MANAGED) == 0) {
-        return GM_ERR_UNSUPPORTED;
+    gm_status status = GM_ERR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&sim->mutex);
+    sim_window *window = &sim->devices[device].memory;
+    if (bytes <= sim->device_memory - window->used) {
+        size_t others = (bytes + SIM_UNIT - 1) & ~(SIM_UNIT - 1);
+        window->capacity = sim->device_memory - others;
+        status = GM_OK;
     }
-    if (range == NULL) { // plain host memory: the first device speaks for the host
-        bool host = reaches_host(sim, device == -1 ? 0 : device, ptr, size);
-        return sim_range_usable(sim, ptr, size, host, false) ? GM_OK
-                                                             : sim_bad_value(sim);
-    }
-    return range->kind == GM_MEM_MANAGED &&
-                   sim_range_usable(sim, ptr, size, false, false)
-               ? GM_OK
-               : sim_bad_value(sim);
+    pthread_mutex_unlock(&sim->mutex);
+    return status;
 }

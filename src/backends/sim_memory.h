@@ -6,6 +6,8 @@
  *   sim_window.c   where things lie in one stretch of addresses: first fit, merging
  *   sim_memory.c   devices' memory: allocate, free, look up, check ranges
  *   sim_pool.c     stream-ordered memory and the pools it comes from
+ *   sim_managed.c  where managed memory is, and the advice about it
+ *   sim_ipc.c      handles of memory for other processes, and memory of theirs
  */
 #ifndef GM_SIM_MEMORY_H
 #define GM_SIM_MEMORY_H
@@ -16,7 +18,9 @@
 #define SIM_SEGMENT ((size_t)2 << 20) // a device's memory is a multiple of it
 
 typedef struct gm_sim gm_sim;
+typedef struct sim_import sim_import;
 typedef struct sim_op sim_op;
+typedef struct sim_piece sim_piece;
 typedef struct sim_pool sim_pool;
 typedef struct sim_range sim_range;
 typedef struct sim_stream sim_stream;
@@ -52,6 +56,9 @@ struct sim_range {
     sim_op *freed;
     sim_range *parked_prev;
     sim_range *parked_next;
+
+    // Live and managed: what is known of it, by address; NULL while nothing is.
+    sim_piece *pieces;
 };
 
 /* One mapping of one memory file, and what lies in it. */
@@ -134,9 +141,15 @@ gm_status sim_check_copy(
     gm_sim *sim, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind);
 gm_status sim_check_set(gm_sim *sim, int device, uintptr_t dst, size_t size);
 
-/* Checks a range of managed memory, or of plain host memory where that is reached, and
- * a place for it: a device, or the host as -1. */
-gm_status sim_check_managed(gm_sim *sim, uintptr_t ptr, size_t size, int device);
+/* Whether a device reads and writes plain host memory, and both ends of this are there.
+ */
+bool sim_reaches_host(const gm_sim *sim, int device, uintptr_t ptr, size_t size);
+
+/* The live range of managed memory that holds all of these bytes; NULL for none. */
+sim_range *sim_find_managed(const gm_sim *sim, uintptr_t ptr, size_t size);
+
+/* Ends all allocations of a device. */
+void sim_memory_reset(gm_sim *sim, int device);
 
 /* ---- sim_pool.c ---- */
 
@@ -154,6 +167,10 @@ struct sim_pool {
 /* Gives each device its first pool. GM_ERR_HOST_MEMORY. */
 GM_MUST_CHECK gm_status sim_pools_init(gm_sim *sim);
 void sim_pools_fini(gm_sim *sim);
+
+/* Forgets what a device's pools have, and the pools but the first; the ranges are the
+ * caller's to give back. */
+void sim_pools_reset(gm_sim *sim, int device);
 
 gm_status sim_mem_alloc_async(
     gm_sim *sim, int device, size_t size, sim_stream *stream, uintptr_t *out);
@@ -179,5 +196,36 @@ gm_status sim_pool_write(gm_sim *sim,
                          gm_mem_pool handle,
                          gm_mem_pool_field field,
                          uint64_t value);
+
+/* ---- sim_managed.c ---- */
+
+/* Checks a range of managed memory, or of plain host memory where that is reached, and
+ * a place for it: a device, or the host as -1. */
+gm_status sim_check_managed(gm_sim *sim, uintptr_t ptr, size_t size, int device);
+
+/* Notes that a range is somewhere now; nothing where it is no managed memory any more.
+ * Without host memory the note is lost. */
+void sim_managed_move(gm_sim *sim, uintptr_t ptr, size_t size, int device);
+
+/* Notes advice about a range that was checked. GM_ERR_HOST_MEMORY. */
+GM_MUST_CHECK gm_status
+sim_managed_advise(gm_sim *sim, uintptr_t ptr, size_t size, int advice, int device);
+void sim_managed_forget(sim_range *range);
+
+/* ---- sim_ipc.c ---- */
+
+gm_status sim_ipc_export(gm_sim *sim, uintptr_t ptr, gm_ipc_handle *out);
+gm_status
+sim_ipc_open(gm_sim *sim, int device, const gm_ipc_handle *handle, uintptr_t *base);
+
+/* Waits for the device first. */
+gm_status sim_ipc_close(gm_sim *sim, uintptr_t base);
+
+/* The allocation of another process that an address is in; false where it is in none.
+ */
+bool sim_import_find(const gm_sim *sim, uintptr_t ptr, gm_pointer_info *info);
+
+/* Ends the memory of other processes on a device. */
+void sim_imports_reset(gm_sim *sim, int device);
 
 #endif

@@ -46,6 +46,15 @@ sim_peer_enable(gm_sim *sim, int device, int peer)
 }
 
 void
+sim_peers_reset(gm_sim *sim, int device)
+{
+    for (int other = 0; other < sim->device_count; other++) {
+        sim->peers[device][other].enabled = false;
+        sim->peers[other][device].enabled = false;
+    }
+}
+
+void
 gm_sim_set_peer(const gm_backend *b, int device, int peer, bool can)
 {
     gm_sim *sim = b->self;

@@ -77,7 +77,6 @@ give_back(gm_sim *sim, sim_pool *pool, uint64_t keep)
         if (is_idle(range)) {
             unlink_parked(sim, range);
             pool->reserved -= range->size;
-            range->pool = NULL;
             sim_window_give(&sim->devices[pool->device].memory, range);
         }
         range = next;
@@ -287,6 +286,30 @@ sim_pools_fini(gm_sim *sim)
         }
     }
     sim_table_fini(&sim->pools);
+}
+
+void
+sim_pools_reset(gm_sim *sim, int device)
+{
+    sim_device *owner = &sim->devices[device];
+    for (sim_pool *pool = owner->pools; pool != NULL; pool = pool->next) {
+        while (pool->oldest != NULL) {
+            sim_range *range = pool->oldest;
+            sim_op_unref(range->freed);
+            range->freed = NULL;
+            unlink_parked(sim, range);
+            range->parked = true; // no allocation, for who ends it
+        }
+    }
+    while (owner->pools->next != NULL) {
+        sim_pool *pool = owner->pools;
+        owner->pools = pool->next;
+        sim_table_remove(&sim->pools, pool->handle);
+        gm_host_free(pool);
+    }
+    sim_pool *first = owner->pools;
+    *first = (sim_pool){.handle = first->handle, .device = device};
+    owner->pool = first;
 }
 
 static sim_pool *

@@ -6,6 +6,24 @@
  */
 #include "sim_call.h"
 
+/* Queues work and waits for it. Where that cannot be, it is taken back: the caller's
+ * memory may be gone by the time it would run. */
+static gm_status
+submit_and_wait(gm_sim *sim, sim_stream *stream, const sim_work *work)
+{
+    sim_op *queued = NULL;
+    gm_status status = sim_submit(sim, stream, work, &queued);
+    if (status != GM_OK) {
+        return status;
+    }
+    status = sim_wait(sim, stream, queued->number);
+    if (status != GM_OK) {
+        queued->work.kind = SIM_OP_WAIT; // for nothing
+    }
+    sim_op_unref(queued);
+    return status;
+}
+
 /* Queues checked work on a stream, which is found out; `wait`: and runs it, with all
  * that comes before. */
 static gm_status
@@ -27,10 +45,8 @@ transfer_locked(gm_sim *sim,
                      : sim_check_set(sim, (*stream)->device, work->dst, work->size);
     }
     if (status == GM_OK) {
-        status = sim_submit(sim, *stream, work, NULL);
-    }
-    if (status == GM_OK && wait) {
-        sim_run(sim, *stream, (*stream)->last);
+        status = wait ? submit_and_wait(sim, *stream, work)
+                      : sim_submit(sim, *stream, work, NULL);
     }
     return status;
 }
@@ -95,8 +111,12 @@ sim_slot_copy_peer(void *self,
     }
     status = sim_stream_use(self, GM_STREAM_LEGACY, &stream);
     if (status == GM_OK) {
-        sim_drain(self, src_device);
-        sim_drain(self, dst_device);
+        status = sim_wait_device(self, src_device);
+    }
+    if (status == GM_OK) {
+        status = sim_wait_device(self, dst_device);
+    }
+    if (status == GM_OK) {
         status = transfer_locked(self, GM_STREAM_LEGACY, &work,
                                  GM_COPY_DEVICE_TO_DEVICE, true, &stream);
     }

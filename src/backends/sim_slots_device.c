@@ -70,7 +70,9 @@ sim_slot_device_synchronize(void *self, int device)
     status = sim_has_device(self, device) ? sim_capture_allows_wait(self, device)
                                           : GM_ERR_INVALID_DEVICE;
     if (status == GM_OK) {
-        sim_drain(self, device);
+        status = sim_wait_device(self, device);
+    }
+    if (status == GM_OK) {
         sim_pools_settle(self);
     }
     return sim_leave(&call, status);
@@ -96,6 +98,40 @@ sim_slot_device_support(void *self, int device, unsigned *support)
     }
     if (sim_has_device(self, device)) {
         *support = call.sim->devices[device].support;
+    }
+    else {
+        status = GM_ERR_INVALID_DEVICE;
+    }
+    return sim_leave(&call, status);
+}
+
+gm_status
+sim_slot_device_reset(void *self, int device)
+{
+    const sim_call call = {self, .slot = SIM_SLOT_device_reset, .device = device};
+    gm_status status = sim_enter(&call);
+    if (status != GM_OK) {
+        return status;
+    }
+    if (sim_has_device(self, device)) {
+        sim_reset(self, device);
+    }
+    else {
+        status = GM_ERR_INVALID_DEVICE;
+    }
+    return sim_leave(&call, status);
+}
+
+gm_status
+sim_slot_device_incarnation(void *self, int device, uint64_t *number)
+{
+    const sim_call call = {self, .slot = SIM_SLOT_device_incarnation, .device = device};
+    gm_status status = sim_enter(&call);
+    if (status != GM_OK) {
+        return status;
+    }
+    if (sim_has_device(self, device)) {
+        *number = call.sim->devices[device].incarnation;
     }
     else {
         status = GM_ERR_INVALID_DEVICE;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The simulated device's slots for memory: allocate and free, pools of stream-ordered
- * memory, managed memory, and what an address is.
+ * memory, managed memory, what an address is, and memory of other processes.
  */
 #include "sim_call.h"
 
@@ -162,12 +162,12 @@ sim_slot_mem_pool_write(void *self,
 
 /* ---- managed memory ---- */
 
-/* Its pages are the host's, so there is nothing to move: only the order in the stream.
- */
 gm_status
 sim_slot_mem_prefetch(
     void *self, uintptr_t ptr, size_t size, int device, gm_stream handle)
 {
+    const sim_work work = {
+        .kind = SIM_OP_PREFETCH, .dst = ptr, .size = size, .value = device};
     const sim_call call = {self, SIM_SLOT_mem_prefetch, device, ptr, size};
     gm_status status = sim_enter(&call);
     if (status != GM_OK) {
@@ -178,13 +178,11 @@ sim_slot_mem_prefetch(
     if (status == GM_OK) {
         status = sim_check_managed(self, ptr, size, device);
     }
+    if (status == GM_OK) {
+        status = sim_submit(self, stream, &work, NULL);
+    }
     return sim_leave(&call, status);
 }
-
-enum {
-    ADVICE_FIRST = 1, // cudaMemAdviseSetReadMostly
-    ADVICE_LAST = 6,  // cudaMemAdviseUnsetAccessedBy
-};
 
 gm_status
 sim_slot_mem_advise(void *self, uintptr_t ptr, size_t size, int advice, int device)
@@ -194,10 +192,7 @@ sim_slot_mem_advise(void *self, uintptr_t ptr, size_t size, int advice, int devi
     if (status != GM_OK) {
         return status;
     }
-    status = advice >= ADVICE_FIRST && advice <= ADVICE_LAST
-                 ? sim_check_managed(self, ptr, size, device)
-                 : GM_DEVICE_ERROR(SIM_CODE_INVALID_VALUE);
-    return sim_leave(&call, status);
+    return sim_leave(&call, sim_managed_advise(self, ptr, size, advice, device));
 }
 
 /* ---- addresses ---- */
@@ -210,6 +205,44 @@ sim_slot_pointer_info(void *self, uintptr_t ptr, gm_pointer_info *info)
     if (status != GM_OK) {
         return status;
     }
+    sim_touch(self, sim_thread_device(self)); // as the runtime does
     sim_pointer_info(self, ptr, info);
     return sim_leave(&call, GM_OK);
+}
+
+/* ---- other processes ---- */
+
+gm_status
+sim_slot_ipc_export(void *self, uintptr_t ptr, gm_ipc_handle *out)
+{
+    const sim_call call = {self, .slot = SIM_SLOT_ipc_export, .ptr = ptr};
+    gm_status status = sim_enter(&call);
+    if (status != GM_OK) {
+        return status;
+    }
+    return sim_leave(&call, sim_ipc_export(self, ptr, out));
+}
+
+gm_status
+sim_slot_ipc_open(void *self, int device, const gm_ipc_handle *handle, uintptr_t *base)
+{
+    sim_call call = {self, .slot = SIM_SLOT_ipc_open, .device = device};
+    gm_status status = sim_enter(&call);
+    if (status != GM_OK) {
+        return status;
+    }
+    status = sim_ipc_open(self, device, handle, base);
+    call.ptr = status == GM_OK ? *base : 0;
+    return sim_leave(&call, status);
+}
+
+gm_status
+sim_slot_ipc_close(void *self, uintptr_t base)
+{
+    const sim_call call = {self, .slot = SIM_SLOT_ipc_close, .ptr = base};
+    gm_status status = sim_enter(&call);
+    if (status != GM_OK) {
+        return status;
+    }
+    return sim_leave(&call, sim_ipc_close(self, base));
 }

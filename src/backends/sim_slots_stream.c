@@ -82,9 +82,11 @@ sim_slot_stream_synchronize(void *self, gm_stream handle)
         status = sim_capture_spoil(stream->capture, SIM_CODE_CAPTURE_UNSUPPORTED);
         return sim_leave(&call, status);
     }
-    sim_run(self, stream, stream->last);
-    sim_pools_settle(self);
-    return sim_leave(&call, GM_OK);
+    status = sim_wait(self, stream, stream->last);
+    if (status == GM_OK) {
+        sim_pools_settle(self);
+    }
+    return sim_leave(&call, status);
 }
 
 gm_status

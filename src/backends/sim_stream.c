@@ -2,11 +2,12 @@
  *
  * Streams: queues of work that nobody runs until somebody must have the result.
  *
- * There are no threads. An operation gets the next number of the instance and waits in
- * its stream; it runs when a caller waits for it, releases what it may use, or has been
- * told "not ready" once and asks again. Work that nothing waits for stays undone for as
- * long as a device might leave it undone, so a program that forgot to wait reads stale
- * bytes in every run and not one time in a thousand.
+ * There are no threads. (A held stream, sim_wait.c, stands still even then.) An
+ * operation gets the next number of the instance and waits in its stream; it runs when
+ * a caller waits for it, releases what it may use, or has been told "not ready" once
+ * and asks again. Work that nothing waits for stays undone for as long as a device
+ * might leave it undone, so a program that forgot to wait reads stale bytes in every
+ * run and not one time in a thousand.
  *
  * Order. Let h be the operation at the head of its stream. It may run unless
  *   - it waits for an event whose record has not run: that record comes first
@@ -71,7 +72,7 @@ sim_submit(gm_sim *sim, sim_stream *stream, const sim_work *work, sim_op **kept)
     stream->last = op->number;
     sim->ledger.pending++;
     if (sim->release_at_once) {
-        sim_run(sim, stream, op->number);
+        (void)sim_run(sim, stream, op->number);
     }
     return GM_OK;
 }
@@ -101,6 +102,10 @@ sim_execute(gm_sim *sim, const sim_work *work)
         break;
     case SIM_OP_GRAPH:
         sim_exec_run(sim, work->exec);
+        break;
+    case SIM_OP_PREFETCH:
+        sim_managed_move(sim, work->dst, work->size, work->value);
+        sim->clock += LAUNCH_NS + work->size / LINK_BYTES_A_NS;
         break;
     case SIM_OP_RECORD:
     case SIM_OP_WAIT:
@@ -162,9 +167,8 @@ find_blocker(const gm_sim *sim, const sim_op *op)
     return blocker;
 }
 
-/* sim_run, but ended streams stay, so that a caller may walk their list. */
-static void
-run_queued(gm_sim *sim, sim_stream *stream, uint64_t number)
+sim_stream *
+sim_run(gm_sim *sim, sim_stream *stream, uint64_t number)
 {
     stream->target = number;
     stream->waiter = NULL;
@@ -174,6 +178,9 @@ run_queued(gm_sim *sim, sim_stream *stream, uint64_t number)
             continue;
         }
         sim_stream *blocker = find_blocker(sim, stream->head);
+        if (blocker == NULL && stream->holder != 0) {
+            return stream;
+        }
         if (blocker == NULL) {
             run_head(sim, stream);
         }
@@ -183,6 +190,7 @@ run_queued(gm_sim *sim, sim_stream *stream, uint64_t number)
             stream = blocker;
         }
     }
+    return NULL;
 }
 
 /* ---- streams ---- */
@@ -202,38 +210,20 @@ free_stream(gm_sim *sim, sim_stream *stream)
     gm_host_free(stream);
 }
 
-/* Frees the ended streams whose queue has run empty. */
-static void
-lay_ghosts(gm_sim *sim)
+void
+sim_lay_ghosts(gm_sim *sim)
 {
     for (int device = 0; sim->ghosts > 0 && device < sim->device_count; device++) {
         sim_stream *stream = sim->devices[device].streams;
         while (stream != NULL) {
             sim_stream *next = stream->next;
-            if (stream->ended && stream->head == NULL) {
+            if (stream->ended && stream->head == NULL && stream->waits == 0) {
                 free_stream(sim, stream);
                 sim->ghosts--;
             }
             stream = next;
         }
     }
-}
-
-void
-sim_run(gm_sim *sim, sim_stream *stream, uint64_t number)
-{
-    run_queued(sim, stream, number);
-    lay_ghosts(sim);
-}
-
-void
-sim_drain(gm_sim *sim, int device)
-{
-    sim_stream *stream = sim->devices[device].streams;
-    for (; stream != NULL; stream = stream->next) {
-        run_queued(sim, stream, stream->last);
-    }
-    lay_ghosts(sim);
 }
 
 sim_stream *
@@ -263,12 +253,46 @@ sim_stream_end(gm_sim *sim, sim_stream *stream)
     if (stream->capture != NULL) {
         sim_capture_leave(sim, stream);
     }
-    if (stream->head == NULL) {
+    if (stream->head == NULL && stream->waits == 0) {
         free_stream(sim, stream);
         return;
     }
     stream->ended = true;
     sim->ghosts++;
+}
+
+/* Takes a stream's work away, as done: nothing waits for it any more. */
+static void
+forget_work(gm_sim *sim, sim_stream *stream)
+{
+    while (stream->head != NULL) {
+        sim_op *op = stream->head;
+        stream->head = op->next;
+        op->next = NULL;
+        op->done = true;
+        op->time = sim->clock;
+        sim->ledger.pending--;
+        sim_op_unref(op);
+    }
+    stream->tail = &stream->head;
+}
+
+void
+sim_streams_reset(gm_sim *sim, int device)
+{
+    sim_stream *stream = sim->devices[device].streams;
+    while (stream != NULL) {
+        sim_stream *next = stream->next;
+        forget_work(sim, stream);
+        stream->holder = 0;
+        if (stream->handle != 0) {
+            sim_table_remove(&sim->streams, stream->handle);
+            sim->ledger.streams--;
+            stream->handle = 0;
+            sim_stream_end(sim, stream);
+        }
+        stream = next;
+    }
 }
 
 void
@@ -297,12 +321,14 @@ sim_stream_find(gm_sim *sim, gm_stream handle, sim_stream **out)
     case GM_STREAM_NULL:
     case GM_STREAM_LEGACY:
         stream = sim->devices[sim_thread_device(sim)].legacy;
+        sim_touch(sim, stream->device);
         break;
     case GM_STREAM_PER_THREAD:
         stream = sim_thread_stream(sim);
         if (stream == NULL) {
             return GM_ERR_HOST_MEMORY;
         }
+        sim_touch(sim, stream->device);
         break;
     default:
         stream = sim_table_get(&sim->streams, handle);
@@ -351,11 +377,12 @@ sim_stream_create(gm_sim *sim, int device, unsigned flags, int priority, gm_stre
     if (stream == NULL) {
         return GM_ERR_HOST_MEMORY;
     }
-    gm_status status = sim_table_add(&sim->streams, stream, out);
+    gm_status status = sim_table_add(&sim->streams, stream, &stream->handle);
     if (status != GM_OK) {
         free_stream(sim, stream);
         return status;
     }
+    *out = stream->handle;
     sim->ledger.streams++;
     return GM_OK;
 }
@@ -369,6 +396,7 @@ sim_stream_destroy(gm_sim *sim, gm_stream handle)
         return sim_bad_handle(sim);
     }
     sim_table_remove(&sim->streams, handle);
+    stream->handle = 0;
     sim->ledger.streams--;
     sim_stream_end(sim, stream);
     return GM_OK;
@@ -381,7 +409,7 @@ sim_stream_query(gm_sim *sim, sim_stream *stream)
         return sim_capture_spoil(stream->capture, SIM_CODE_CAPTURE_UNSUPPORTED);
     }
     if (has_before(stream, stream->polled + 1)) {
-        sim_run(sim, stream, stream->polled);
+        (void)sim_run(sim, stream, stream->polled);
     }
     if (stream->head == NULL) {
         return GM_OK;

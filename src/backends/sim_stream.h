@@ -4,6 +4,7 @@
  * Included through sim.h.
  *
  *   sim_stream.c   streams, their queues, and the rule by which queued work runs
+ *   sim_wait.c     waiting for work; holding streams
  *   sim_event.c    events
  *   sim_capture.c  recording streams, and what that forbids
  *   sim_graph.c    recorded work, and launching it
@@ -31,15 +32,16 @@ typedef enum sim_op_kind {
     SIM_OP_RECORD,
     SIM_OP_WAIT,
     SIM_OP_GRAPH,
+    SIM_OP_PREFETCH,
 } sim_op_kind;
 
 /* What to do. */
 typedef struct sim_work {
     sim_op_kind kind;
-    uintptr_t dst; // COPY, SET
+    uintptr_t dst; // COPY, SET, PREFETCH
     uintptr_t src; // COPY
     size_t size;
-    int value;      // SET
+    int value;      // SET; PREFETCH: the device, -1 for the host
     sim_op *record; // WAIT: NULL when the event had no record
     sim_exec *exec; // GRAPH
 } sim_work;
@@ -58,10 +60,13 @@ struct sim_op {
 
 struct sim_stream {
     uint64_t id;
+    gm_stream handle; // 0 for a default stream
     int device;
-    unsigned flags; // GM_STREAM_*
-    int priority;   // as the device took it
-    bool ended;     // no handle any more; freed once the queue is empty
+    unsigned flags;  // GM_STREAM_*
+    int priority;    // as the device took it
+    bool ended;      // no handle any more; freed once the queue is empty
+    unsigned waits;  // threads that wait for it: not freed meanwhile
+    uint64_t holder; // the thread that holds it: no work runs; 0 for none
     sim_op *head;
     sim_op **tail;
     uint64_t last;    // number of the newest operation queued
@@ -116,17 +121,31 @@ GM_MUST_CHECK gm_status sim_submit(gm_sim *sim,
 /* Does work now. */
 void sim_execute(gm_sim *sim, const sim_work *work);
 
-/* Runs a stream up to operation `number`, and first all that this waits for. */
-void sim_run(gm_sim *sim, sim_stream *stream, uint64_t number);
-
-/* Runs everything queued on a device. */
-void sim_drain(gm_sim *sim, int device);
+/* Runs a stream up to operation `number`, and first all that this waits for. The held
+ * stream that is in the way, NULL when it is done. No stream is freed. */
+sim_stream *sim_run(gm_sim *sim, sim_stream *stream, uint64_t number);
 
 /* Drops a reference; accepts NULL. */
 void sim_op_unref(sim_op *op);
 
 /* Ends all streams of all devices with no regard to their work. */
 void sim_streams_fini(gm_sim *sim);
+
+/* Forgets all work of a device's streams, as done, and ends those that have handles. */
+void sim_streams_reset(gm_sim *sim, int device);
+
+/* Frees the ended streams that have no work and nobody waiting; the end of each call.
+ */
+void sim_lay_ghosts(gm_sim *sim);
+
+/* ---- sim_wait.c ---- */
+
+/* Waits until a stream has done its operations up to `number`, or all of a device's
+ * have done theirs; lets go of the lock while another thread holds a stream that is in
+ * the way. Held by the calling thread it would never end:
+ * GM_DEVICE_ERROR(SIM_CODE_HELD). Or the code of a sticky fault. */
+GM_MUST_CHECK gm_status sim_wait(gm_sim *sim, sim_stream *stream, uint64_t number);
+GM_MUST_CHECK gm_status sim_wait_device(gm_sim *sim, int device);
 
 /* ---- sim_event.c ---- */
 
@@ -138,6 +157,7 @@ gm_status sim_event_query(gm_sim *sim, gm_event handle);
 gm_status sim_event_synchronize(gm_sim *sim, gm_event handle);
 gm_status sim_event_elapsed(gm_sim *sim, gm_event start, gm_event end, float *ms);
 void sim_events_fini(gm_sim *sim);
+void sim_events_reset(gm_sim *sim, int device);
 
 /* ---- sim_capture.c ---- */
 
@@ -187,6 +207,9 @@ gm_status sim_capture_allows_wait(gm_sim *sim, int device);
 void sim_capture_leave(gm_sim *sim, sim_stream *stream);
 void sim_captures_fini(gm_sim *sim);
 
+/* Drops the recordings that a device's streams are part of. */
+void sim_captures_reset(gm_sim *sim, int device);
+
 /* ---- sim_graph.c ---- */
 
 /* A graph of `nodes`, which go over to it, and are freed without host memory. */
@@ -200,6 +223,7 @@ gm_status sim_graph_debug_dot(gm_sim *sim, gm_graph handle, const char *path);
 gm_status sim_graph_destroy(gm_sim *sim, gm_graph handle);
 gm_status sim_graph_exec_destroy(gm_sim *sim, gm_graph_exec handle);
 void sim_graphs_fini(gm_sim *sim);
+void sim_graphs_reset(gm_sim *sim, int device);
 
 /* The work of a graph, in order; dropping a reference to it, NULL accepted. */
 void sim_exec_run(gm_sim *sim, const sim_exec *exec);

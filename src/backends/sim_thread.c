@@ -16,6 +16,7 @@ typedef struct sim_thread {
     gm_sim *sim;                         // a reference
     uint64_t number;                     // of the thread
     int device;                          // current; touched by its thread alone
+    int last_error;                      // the same
     sim_stream *own[GM_SIM_MAX_DEVICES]; // GM_STREAM_PER_THREAD, made when first used
 } sim_thread;
 
@@ -74,6 +75,36 @@ sim_thread_restore_device(const gm_sim *sim, int device)
     if (record != NULL) {
         record->device = device;
     }
+}
+
+uint64_t
+sim_thread_number_if_any(const gm_sim *sim)
+{
+    const sim_thread *record = pthread_getspecific(sim->thread_key);
+    return record != NULL ? record->number : 0;
+}
+
+int
+sim_thread_last_error(const gm_sim *sim)
+{
+    const sim_thread *record = pthread_getspecific(sim->thread_key);
+    return record != NULL ? record->last_error : 0;
+}
+
+gm_status
+gm_sim_set_last_error(const gm_backend *b, int code)
+{
+    gm_sim *sim = b->self;
+    if (sim_is_gone(sim)) {
+        return GM_ERR_FORKED;
+    }
+    pthread_mutex_lock(&sim->mutex);
+    sim_thread *record = get_record(sim);
+    if (record != NULL) {
+        record->last_error = code;
+    }
+    pthread_mutex_unlock(&sim->mutex);
+    return record != NULL ? GM_OK : GM_ERR_HOST_MEMORY;
 }
 
 sim_stream *

@@ -397,6 +397,8 @@ sim_window_give(sim_window *window, sim_range *range)
     poison(range);
     window->used -= range->size;
     range->live = false;
+    range->pool = NULL;
+    range->parked = false;
     range->stale_start = range->start;
     range->stale_end = range->start + range->size;
     if (range->next != NULL && !range->next->live) {

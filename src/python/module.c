@@ -104,6 +104,7 @@ module_fill(PyObject *module)
         gmpy_testing_sim_methods,
         gmpy_system_memory_methods,
         gmpy_memory_async_methods,
+        gmpy_testing_drive_methods,
         gmpy_pinned_memory_methods,
         gmpy_pinned_allocator_methods,
         gmpy_default_pools_methods,

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * What gpumem.testing is made of, where it drives the simulated device: its ledger and
- * call log, injected failures, what it can do. Each function raises RuntimeError where
- * another backend is in use.
+ * What gpumem.testing is made of, where it looks into the simulated device: its ledger
+ * and call log, injected failures, what it can do. What happens to the device is in
+ * testing_drive.c. Each function raises RuntimeError where another backend is in use.
  */
 #include "module.h"
 
 #include "backends/backends.h"
 
-/* The simulated device; NULL with RuntimeError where another backend is in use. */
-static const gm_backend *
-require_sim(gmpy_state *st)
+const gm_backend *
+gmpy_require_sim(gmpy_state *st)
 {
     if (!gmpy_backend(st)) {
         return NULL;
@@ -31,7 +30,7 @@ PyDoc_STRVAR(ledger_doc,
 static PyObject *
 testing_ledger(PyObject *module, PyObject *Py_UNUSED(ignored))
 {
-    const gm_backend *sim = require_sim(gmpy_state_of_module(module));
+    const gm_backend *sim = gmpy_require_sim(gmpy_state_of_module(module));
     gm_sim_ledger ledger;
 
     if (!sim) {
@@ -39,12 +38,12 @@ testing_ledger(PyObject *module, PyObject *Py_UNUSED(ignored))
     }
     gm_sim_read_ledger(sim, &ledger);
     return Py_BuildValue(
-        "{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n}", "allocations",
+        "{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n}", "allocations",
         (Py_ssize_t)ledger.allocations, "bytes", (Py_ssize_t)ledger.bytes, "streams",
         (Py_ssize_t)ledger.streams, "events", (Py_ssize_t)ledger.events, "graphs",
-        (Py_ssize_t)ledger.graphs, "captures", (Py_ssize_t)ledger.captures, "pending",
-        (Py_ssize_t)ledger.pending, "errors", (Py_ssize_t)ledger.errors, "peak_bytes",
-        (Py_ssize_t)ledger.peak_bytes);
+        (Py_ssize_t)ledger.graphs, "captures", (Py_ssize_t)ledger.captures, "imports",
+        (Py_ssize_t)ledger.imports, "pending", (Py_ssize_t)ledger.pending, "errors",
+        (Py_ssize_t)ledger.errors, "peak_bytes", (Py_ssize_t)ledger.peak_bytes);
 }
 
 PyDoc_STRVAR(log_start_doc,
@@ -56,7 +55,7 @@ PyDoc_STRVAR(log_start_doc,
 static PyObject *
 testing_log_start(PyObject *module, PyObject *Py_UNUSED(ignored))
 {
-    const gm_backend *sim = require_sim(gmpy_state_of_module(module));
+    const gm_backend *sim = gmpy_require_sim(gmpy_state_of_module(module));
 
     if (!sim) {
         return NULL;
@@ -75,7 +74,7 @@ PyDoc_STRVAR(log_stop_doc,
 static PyObject *
 testing_log_stop(PyObject *module, PyObject *Py_UNUSED(ignored))
 {
-    const gm_backend *sim = require_sim(gmpy_state_of_module(module));
+    const gm_backend *sim = gmpy_require_sim(gmpy_state_of_module(module));
     PyObject *list = sim ? PyList_New(0) : NULL;
     gm_sim_call call;
 
@@ -104,7 +103,7 @@ PyDoc_STRVAR(set_peer_doc,
 static PyObject *
 testing_set_peer(PyObject *module, PyObject *args)
 {
-    const gm_backend *sim = require_sim(gmpy_state_of_module(module));
+    const gm_backend *sim = gmpy_require_sim(gmpy_state_of_module(module));
     int device;
     int peer;
     int can;
@@ -138,7 +137,7 @@ testing_fail(PyObject *module, PyObject *args)
     int code;
 
     if (!PyArg_ParseTuple(args, "zKKi:_fail", &name, &nth, &count, &code) ||
-        !require_sim(st)) {
+        !gmpy_require_sim(st)) {
         return NULL;
     }
     status = code == 2 ? GM_ERR_OUT_OF_MEMORY : GM_DEVICE_ERROR(code);
@@ -166,7 +165,7 @@ testing_fail_stop(PyObject *module, PyObject *Py_UNUSED(ignored))
     uint64_t seen;
     uint64_t injected;
 
-    if (!require_sim(st)) {
+    if (!gmpy_require_sim(st)) {
         return NULL;
     }
     gm_fault_counts(st->fault, &seen, &injected);
@@ -189,7 +188,7 @@ static PyObject *
 testing_set_support(PyObject *module, PyObject *args)
 {
     gmpy_state *st = gmpy_state_of_module(module);
-    const gm_backend *sim = require_sim(st);
+    const gm_backend *sim = gmpy_require_sim(st);
     PyObject *device_arg;
     unsigned before = 0;
     unsigned support;
@@ -218,7 +217,7 @@ static PyObject *
 testing_make_pool(PyObject *module, PyObject *arg)
 {
     gmpy_state *st = gmpy_state_of_module(module);
-    const gm_backend *sim = require_sim(st);
+    const gm_backend *sim = gmpy_require_sim(st);
     gm_mem_pool pool = 0;
     gm_status status;
     int device;

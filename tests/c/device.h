@@ -101,6 +101,7 @@ check_ledger_is_empty(const gm_backend *sim)
     CHECK_EQ(ledger.events, 0);
     CHECK_EQ(ledger.graphs, 0);
     CHECK_EQ(ledger.captures, 0);
+    CHECK_EQ(ledger.imports, 0);
     CHECK_EQ(ledger.pending, 0);
 }
 
