@@ -315,8 +315,8 @@ def sticky_fault(code: int = 700, device: int = 0) -> Iterator[None]:
 
 
 def reset_device(device: int = 0) -> None:
-    """Resets a device as another library would: its memory, streams and events are gone,
-    and nobody told this package.
+    """Resets a device as another library would: its memory, streams and events are
+    gone, and nobody told this package.
 
     Raises:
         ValueError: there is no such device.
@@ -325,8 +325,8 @@ def reset_device(device: int = 0) -> None:
 
 
 def device_context_created(device: int = 0) -> bool:
-    """Returns whether a call made the device's context, which on a GPU takes some hundred
-    MiB. A program that does not use a device should make none there.
+    """Returns whether a call made the device's context, which on a GPU takes some
+    hundred MiB. A program that does not use a device should make none there.
 
     Raises:
         ValueError: there is no such device.
@@ -345,9 +345,9 @@ def set_others(size: int, device: int = 0) -> None:
 
 @contextmanager
 def recycle_handles(recycle: bool) -> Iterator[None]:
-    """Says inside a with statement whether a new stream, event or graph may get the handle
-    of a dead one. On a simulated device it does at once, as a driver may; with False
-    each handle is used once, so that every use of a dead one is noticed."""
+    """Says inside a with statement whether a new stream, event or graph may get the
+    handle of a dead one. On a simulated device it does at once, as a driver may; with
+    False each handle is used once, so that every use of a dead one is noticed."""
     _core._sim_recycle_handles(recycle)
     try:
         yield
@@ -356,14 +356,14 @@ def recycle_handles(recycle: bool) -> Iterator[None]:
 
 
 def set_last_error(code: int) -> None:
-    """Leaves an error in the calling thread's last-error slot, as a call of somebody else
-    would; 0 takes it out."""
+    """Leaves an error in the calling thread's last-error slot, as a call of somebody
+    else would; 0 takes it out."""
     _core._sim_set_last_error(code)
 
 
 class ManagedState(NamedTuple):
-    """What a simulated device knows of managed memory. A place is a device, or -1 for the
-    host.
+    """What a simulated device knows of managed memory. A place is a device, or -1 for
+    the host.
 
     Attributes:
         location: where it was moved to last; None for nowhere yet.

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: MIT
 """gpumem.testing: what it reports of the simulated device, which failures it makes."""
 
+import re
+import threading
+from pathlib import Path
+
 import pytest
 
 import gpumem
@@ -238,3 +242,225 @@ def test_pools_are_made_with_handles_of_their_own():
     assert testing.make_memory_pool() != testing.make_memory_pool()
     with pytest.raises(ValueError, match="device"):
         testing.make_memory_pool(99)
+
+
+# ---- streams that are held ----
+
+
+@pytest.fixture
+def held(pointer):
+    """A stream with work that sets the pointer's first byte to 1."""
+    stream = gpumem.Stream(non_blocking=True)
+    pointer.memset(0, UNIT)
+    with testing.hold_stream(stream):
+        pointer.memset_async(1, 1, stream)
+        yield stream
+    stream.synchronize()
+
+
+@pytest.mark.sim_only
+def test_a_held_stream_does_nothing(held, pointer):
+    event = gpumem.Event()
+    event.record(held)
+    for _ in range(3):
+        assert not held.done and not event.done
+    with pytest.raises(ValueError, match="held"):
+        with testing.hold_stream(held):
+            pass
+
+
+@pytest.mark.sim_only
+def test_its_holder_does_not_hang(held):
+    event = gpumem.Event()
+    event.record(held)
+    for wait in (held.synchronize, event.synchronize, gpumem.Device().synchronize):
+        with pytest.raises(gpumem.CUDARuntimeError, match="StreamHeld") as caught:
+            wait()
+        assert caught.value.status == 10001
+
+
+@pytest.mark.sim_only
+def test_other_threads_wait_for_its_release(pointer):
+    stream, done = gpumem.Stream(non_blocking=True), threading.Event()
+
+    def wait():
+        stream.synchronize()
+        done.set()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    with testing.hold_stream(stream):
+        pointer.memset_async(1, 1, stream)
+        thread.start()
+        assert not done.wait(0.05)
+    assert done.wait(30)
+    thread.join(30)
+
+
+@pytest.mark.sim_only
+@pytest.mark.misuse
+def test_a_stream_that_is_not_there_cannot_be_held():
+    stream = gpumem.Stream()
+
+    class Dead:
+        ptr = stream.ptr
+
+    del stream
+    with pytest.raises(gpumem.CUDARuntimeError) as caught:
+        with testing.hold_stream(Dead):
+            pass
+    assert caught.value.status == 400
+
+
+# ---- calls that take long ----
+
+
+@pytest.mark.sim_only
+def test_a_slow_call_stops_nobody_else():
+    """It would sleep for an hour: it ends since this thread runs on and says so."""
+    thread = threading.Thread(target=gpumem.malloc, args=(1,), daemon=True)
+    with testing.slow_calls("mem_alloc", 3600):
+        thread.start()
+        thread.join(0.05)
+        assert thread.is_alive()
+        assert gpumem.Device().mem_info
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    ("name", "seconds"), [("device_get", 1), ("none", 1), ("copy", -1), ("copy", 1e9)]
+)
+def test_what_cannot_be_slow(name, seconds):
+    with pytest.raises(ValueError):
+        with testing.slow_calls(name, seconds):
+            pass
+
+
+# ---- faults and resets ----
+
+
+@pytest.mark.sim_only
+def test_a_sticky_fault_is_in_every_call():
+    stream, event = gpumem.Stream(), gpumem.Event()
+    with testing.sticky_fault(719):
+        for call in (
+            lambda: gpumem.malloc(1),
+            lambda: gpumem.Device().mem_info,
+            stream.synchronize,
+            event.record,
+        ):
+            with pytest.raises(gpumem.CUDARuntimeError) as caught:
+                call()
+            assert caught.value.status == 719
+    gpumem.malloc(1)
+    with pytest.raises(ValueError, match="device"):
+        with testing.sticky_fault(device=99):
+            pass
+
+
+@pytest.mark.sim_only
+def test_a_reset_ends_what_was_there_and_the_fault(script):
+    done = script(
+        """
+import gpumem
+from gpumem import testing
+assert not testing.device_context_created()
+kept = gpumem.malloc(1000)
+assert testing.device_context_created()
+with testing.sticky_fault():
+    testing.reset_device()
+    assert not testing.device_context_created()
+    assert testing.ledger().allocations == 0
+    gpumem.malloc(1)
+    assert testing.device_context_created()
+kept.mem.ptr = 0
+""",
+        GPUMEM_BACKEND="sim",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ---- other programs ----
+
+
+@pytest.mark.sim_only
+def test_others_hold_memory_until_they_do_not():
+    free, total = gpumem.Device().mem_info
+    testing.set_others(total - 10 * UNIT)
+    try:
+        assert gpumem.Device().mem_info[1] == total
+        assert gpumem.Device().mem_info[0] <= 10 * UNIT
+        with pytest.raises(gpumem.CUDARuntimeError) as caught:
+            gpumem.malloc(11 * UNIT)
+        assert caught.value.status == 2
+    finally:
+        testing.set_others(0)
+    assert gpumem.Device().mem_info == (free, total)
+    for size, device in ((total + 1, 0), (-1, 0), (0, 99)):
+        with pytest.raises(ValueError):
+            testing.set_others(size, device)
+
+
+@pytest.mark.sim_only
+def test_handles_are_used_once_where_that_is_asked_for():
+    def handle():
+        return gpumem.Stream().ptr
+
+    with testing.recycle_handles(False):
+        assert len({handle() for _ in range(10)}) == 10
+    assert handle() == handle()
+
+
+@pytest.mark.sim_only
+def test_an_error_of_somebody_else_stays():
+    testing.set_last_error(719)
+    try:
+        with pytest.raises(gpumem.CUDARuntimeError):
+            gpumem.malloc(1 << 50)
+        assert testing.last_error() == 719
+    finally:
+        testing.set_last_error(0)
+
+
+# ---- managed memory ----
+
+
+@pytest.mark.sim_only
+def test_managed_memory_says_what_is_known_of_it():
+    memory = gpumem.malloc_managed(UNIT).mem
+    stream = gpumem.Stream(non_blocking=True)
+    assert testing.managed_state(memory.ptr) == (None, False, None, frozenset())
+    memory.advise(1, 0)  # mostly read
+    memory.advise(3, -1)  # best on the host
+    memory.advise(5, -1)  # used by the host
+    memory.advise(5, 0)  # and by the device
+    memory.prefetch(stream)
+    assert testing.managed_state(memory.ptr).location is None
+    stream.synchronize()
+    known = testing.managed_state(memory.ptr + UNIT - 1)
+    assert known == (0, True, -1, frozenset({-1, 0}))
+    with pytest.raises(ValueError, match="managed"):
+        testing.managed_state(gpumem.malloc(1).ptr)
+
+
+# ---- the page about it ----
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "simulated-device.md"
+
+
+@pytest.mark.sim_only
+@pytest.mark.skipif(not PAGE.is_file(), reason="needs the source tree beside tests/")
+def test_the_examples_of_the_page_pass(script, tmp_path):
+    page = PAGE.read_text(encoding="utf-8")
+    examples = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    file = tmp_path / "test_page.py"
+    file.write_text("\n".join(examples), encoding="utf-8")
+    arguments = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(file)]
+    done = script(
+        f"import pytest, sys; sys.exit(pytest.main({arguments!r}))",
+        GPUMEM_BACKEND="sim",
+    )
+    count = len(re.findall(r"^def test_", page, re.MULTILINE))
+    assert f"{count} passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0

@@ -195,7 +195,7 @@ struct gm_sim {
     size_t parked;         // ranges in all pools that the program gave back
     uint64_t number;       // of the newest operation
     uint64_t clock;        // virtual, nanoseconds
-    unsigned ghosts;       // ended streams whose queue was not empty
+    unsigned ghosts;       // ended streams with no work, to be freed
 
     gm_sim_ledger ledger;
     sim_log log;

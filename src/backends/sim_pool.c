@@ -288,30 +288,6 @@ sim_pools_fini(gm_sim *sim)
     sim_table_fini(&sim->pools);
 }
 
-void
-sim_pools_reset(gm_sim *sim, int device)
-{
-    sim_device *owner = &sim->devices[device];
-    for (sim_pool *pool = owner->pools; pool != NULL; pool = pool->next) {
-        while (pool->oldest != NULL) {
-            sim_range *range = pool->oldest;
-            sim_op_unref(range->freed);
-            range->freed = NULL;
-            unlink_parked(sim, range);
-            range->parked = true; // no allocation, for who ends it
-        }
-    }
-    while (owner->pools->next != NULL) {
-        sim_pool *pool = owner->pools;
-        owner->pools = pool->next;
-        sim_table_remove(&sim->pools, pool->handle);
-        gm_host_free(pool);
-    }
-    sim_pool *first = owner->pools;
-    *first = (sim_pool){.handle = first->handle, .device = device};
-    owner->pool = first;
-}
-
 static sim_pool *
 first_pool(const gm_sim *sim, int device)
 {
@@ -320,6 +296,40 @@ first_pool(const gm_sim *sim, int device)
         pool = pool->next;
     }
     return pool;
+}
+
+/* Forgets the ranges that the program gave back to a pool. */
+static void
+forget_parked(gm_sim *sim, sim_pool *pool)
+{
+    while (pool->oldest != NULL) {
+        sim_range *range = pool->oldest;
+        sim_op_unref(range->freed);
+        range->freed = NULL;
+        unlink_parked(sim, range);
+        range->parked = true; // no allocation, for who ends it
+    }
+}
+
+void
+sim_pools_reset(gm_sim *sim, int device)
+{
+    sim_device *owner = &sim->devices[device];
+    sim_pool *pool = owner->pools;
+    while (pool != NULL) {
+        sim_pool *next = pool->next;
+        forget_parked(sim, pool);
+        if (next != NULL) {
+            sim_table_remove(&sim->pools, pool->handle);
+            gm_host_free(pool);
+        }
+        else { // the one that the device was made with
+            *pool = (sim_pool){.handle = pool->handle, .device = device};
+            owner->pools = pool;
+            owner->pool = pool;
+        }
+        pool = next;
+    }
 }
 
 gm_status

@@ -113,6 +113,16 @@ sim_execute(gm_sim *sim, const sim_work *work)
     }
 }
 
+/* Counts a stream that nothing keeps any more; freed when the call ends, since who runs
+ * work may be walking the streams. */
+static void
+note_empty(gm_sim *sim, const sim_stream *stream)
+{
+    if (stream->ended && stream->head == NULL) {
+        sim->ghosts++;
+    }
+}
+
 /* Runs the head of a stream, which nothing blocks. */
 static void
 run_head(gm_sim *sim, sim_stream *stream)
@@ -121,6 +131,7 @@ run_head(gm_sim *sim, sim_stream *stream)
     stream->head = op->next;
     if (stream->head == NULL) {
         stream->tail = &stream->head;
+        note_empty(sim, stream);
     }
     op->next = NULL;
     sim->ledger.pending--;
@@ -258,13 +269,16 @@ sim_stream_end(gm_sim *sim, sim_stream *stream)
         return;
     }
     stream->ended = true;
-    sim->ghosts++;
+    note_empty(sim, stream);
 }
 
 /* Takes a stream's work away, as done: nothing waits for it any more. */
 static void
 forget_work(gm_sim *sim, sim_stream *stream)
 {
+    if (stream->head == NULL) {
+        return;
+    }
     while (stream->head != NULL) {
         sim_op *op = stream->head;
         stream->head = op->next;
@@ -275,6 +289,7 @@ forget_work(gm_sim *sim, sim_stream *stream)
         sim_op_unref(op);
     }
     stream->tail = &stream->head;
+    note_empty(sim, stream);
 }
 
 void
