@@ -9,9 +9,17 @@ docs/simulated-device.md shows how to test a program with it.
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpumem import _core
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class _HasHandle(Protocol):
+        @property
+        def ptr(self) -> int: ...
+
 
 __all__ = [
     "Call",
@@ -245,13 +253,8 @@ def make_memory_pool(device: int = 0) -> int:
     return _core._sim_make_pool(device)
 
 
-class _HasHandle(Protocol):
-    @property
-    def ptr(self) -> int: ...
-
-
 @contextmanager
-def hold_stream(stream: _HasHandle) -> Iterator[None]:
+def hold_stream(stream: "_HasHandle") -> Iterator[None]:
     """Holds a stream inside a with statement: no work of it runs before the end.
 
     Queries of what it has to do say "not yet". Another thread that waits for it, by
