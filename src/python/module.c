@@ -11,6 +11,7 @@
 #include "hooks.h"
 #include "memory_kinds.h"
 #include "pinned.h"
+#include "testing.h"
 
 #include "core/gm_process.h" // gm_process_exit
 
@@ -102,9 +103,9 @@ module_fill(PyObject *module)
         gmpy_event_time_methods,
         gmpy_testing_methods,
         gmpy_testing_sim_methods,
+        gmpy_testing_drive_methods,
         gmpy_system_memory_methods,
         gmpy_memory_async_methods,
-        gmpy_testing_drive_methods,
         gmpy_pinned_memory_methods,
         gmpy_pinned_allocator_methods,
         gmpy_default_pools_methods,

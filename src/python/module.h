@@ -692,13 +692,4 @@ void gmpy_watch_free(const gm_backend *backend, gmpy_watched *item);
  * run Python code. */
 void gmpy_watch_look(gmpy_state *st, bool all);
 
-/* ---- testing.c, testing_sim.c, testing_drive.c ---- */
-
-/* The simulated device; NULL with RuntimeError where another backend is in use. */
-const gm_backend *gmpy_require_sim(gmpy_state *st);
-
-extern PyMethodDef gmpy_testing_methods[];
-extern PyMethodDef gmpy_testing_sim_methods[];
-extern PyMethodDef gmpy_testing_drive_methods[];
-
 #endif

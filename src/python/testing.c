@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * What gpumem.testing is made of, where it is about any device: where a block lies,
- * whether a pool's invariants hold, the last error. What drives the simulated device is
- * in testing_sim.c.
+ * whether a pool's invariants hold, the last error. What is about the simulated device
+ * is in testing_sim.c and testing_drive.c.
  */
-#include "module.h"
+#include "testing.h"
 
 /* ---- pools ---- */
 

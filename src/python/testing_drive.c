@@ -5,7 +5,7 @@
  * The names and arguments for users are those of gpumem/testing.py; each function here
  * raises RuntimeError where another backend is in use.
  */
-#include "module.h"
+#include "testing.h"
 
 #include "backends/backends.h"
 

@@ -4,7 +4,7 @@
  * and call log, injected failures, what it can do. What happens to the device is in
  * testing_drive.c. Each function raises RuntimeError where another backend is in use.
  */
-#include "module.h"
+#include "testing.h"
 
 #include "backends/backends.h"
 
