@@ -284,10 +284,28 @@ ENTRIES = {
         "try: pool.malloc(10**6)\nexcept gpumem.OutOfMemoryError: pass",
         "plan = testing.fail('mem_alloc', count=0); plan.__enter__()",
     ),
+    "out of memory, told in full": (
+        "try: pool.malloc(10**6)\n"
+        "except gpumem.OutOfMemoryError as error:\n"
+        "    error.size, error.cause, error.device, error.device_free, str(error)\n"
+        "try: over.malloc(10**6)\nexcept gpumem.OutOfMemoryError: pass",
+        "def take(size): raise MemoryError('none')\n"
+        "over = gpumem.MemoryPool(take); pool.set_limit(size=10**5)",
+    ),
+    "asking for memory": (
+        "pool.set_out_of_memory_callback(ask); single.set_out_of_memory_callback(ask)\n"
+        "pool.get_out_of_memory_callback()\n"
+        "try: pool.malloc(10**6)\nexcept gpumem.OutOfMemoryError: pass\n"
+        "try: single.set_out_of_memory_callback(5)\nexcept TypeError: pass",
+        "ask, limit = (lambda error: error.attempt < 3), pool.set_limit(size=10**5)\n"
+        "def clean_up(): pool.set_out_of_memory_callback(None)",
+    ),
     "reading a pool": (
         "for each in (pool, single):\n"
         "    each.stats(), each.used_bytes(), each.free_bytes(), each.total_bytes()\n"
-        "    each.n_free_blocks(), each.get_limit()",
+        "    each.n_free_blocks(), each.get_limit(), each.reset_peak_stats()\n"
+        "    each.stats(0), each.used_bytes(device=gpumem.Device(0))\n"
+        "    try: each.stats(-1)\n    except ValueError: pass",
         "",
     ),
     "large numbers from a pool": (
@@ -467,6 +485,8 @@ ENTRIES = {
         "except pickle.PicklingError as error:  # of an import that failed\n"
         "    raise MemoryError from error",
         "errors = [gpumem.OutOfMemoryError(10**6, 1, 2)]\n"
+        "try: gpumem.MemoryPool().malloc(1 << 60)\n"
+        "except gpumem.OutOfMemoryError as error: errors.append(error)\n"
         "errors.append(gpumem.CUDARuntimeError(2, 'text'))\n"
         "pickle.loads(pickle.dumps(errors))",
     ),

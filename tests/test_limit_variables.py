@@ -73,7 +73,8 @@ def test_a_pool_keeps_the_limit(monkeypatch, kind):
     with pytest.raises(OutOfMemoryError) as caught:
         pool.malloc(1025)  # in whole units 1536
     error = caught.value
-    assert (error.size, error.total, error.limit) == (1536, 3072, 4096)
+    assert (error.size, error.rounded_size) == (1025, 1536)
+    assert (error.total, error.limit) == (3072, 4096)
     rest = pool.malloc(1024)
     assert pool.total_bytes() == 4096
     del pointer, rest

@@ -266,7 +266,7 @@ def test_the_limit_holds_and_is_met_to_the_unit(pool):
     kept = pool.malloc(2 * UNIT)
     with pytest.raises(OutOfMemoryError) as caught:
         pool.malloc(UNIT + 1)
-    assert (caught.value.size, caught.value.limit) == (2 * UNIT, 3 * UNIT)
+    assert (caught.value.rounded_size, caught.value.limit) == (2 * UNIT, 3 * UNIT)
     assert pool.malloc(UNIT).size() == UNIT
     del kept
     assert pool.malloc(3 * UNIT).size() == 3 * UNIT  # what is cached made room
@@ -311,7 +311,9 @@ def test_when_there_is_none_left_it_says_so(pool):
     with testing.fail("mem_alloc", count=0):
         with pytest.raises(OutOfMemoryError) as caught:
             pool.malloc(1000)
-    assert (caught.value.size, caught.value.total) == (1024, 0)
+    error = caught.value
+    assert (error.size, error.rounded_size, error.total) == (1000, 1024, 0)
+    assert (error.device, error.cause) == (None, "allocator")
     with testing.fail("mem_alloc", code=700):
         with pytest.raises(gpumem.CUDARuntimeError) as caught:
             pool.malloc(1000)

@@ -89,7 +89,9 @@ def memory_pool(cls):
     pool = cls()
     pool.malloc(UNIT)
     over = cls(pool.malloc)
-    return over.malloc(UNIT), over.malloc(0), over.stats()
+    over.set_out_of_memory_callback(lambda error: over and False)
+    over.set_limit(size=UNIT)
+    return over.malloc(UNIT), over.malloc(0), over.stats(), refused_by(over)
 
 
 def pooled_pinned(cls):
@@ -110,7 +112,16 @@ def pinned_pointer(cls):
 def pinned_pool(cls):
     pool = cls()
     over = cls(pool.malloc)
-    return over.malloc(UNIT), over.malloc(0), over.stats()
+    over.set_out_of_memory_callback(lambda error: over and False)
+    over.set_limit(size=UNIT)
+    return over.malloc(UNIT), over.malloc(0), over.stats(), refused_by(over)
+
+
+def refused_by(pool):
+    try:
+        pool.malloc(1 << 20)
+    except gpumem.OutOfMemoryError as error:
+        return error.cause
 
 
 def system_memory(cls):
@@ -171,12 +182,11 @@ def raised(cls, *args):
 
 def out_of_memory(cls):
     POOL.set_limit(size=1)
-    try:
-        POOL.malloc(1 << 20)
-    except gpumem.OutOfMemoryError:
-        pass
+    refused_by(POOL)
     POOL.set_limit()
-    return raised(cls, 1, 2, 3)
+    made = cls(1, 2, 3)
+    made.__setstate__({"cause": "full", "device": 1, "used_bytes": 5, "note": [made]})
+    return raised(cls, 1, 2, 3), made.cause, made.device, made.used_bytes
 
 
 def hook(cls):

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a pool says of itself: its counters, and a survey of what it could give.
+ * What a pool says of itself: its counters, a survey of what it could give, and what a
+ * request lacks that it could not serve.
  *
  * The counters are copied under the lock. A survey also walks segments and arenas, for
  * what no request should pay to count. How large a request could be served depends on
@@ -199,26 +200,40 @@ list_idle(idle_list *list, gm_pool *pool)
     }
 }
 
-/* The most that upstream could give in one piece once all that is idle went back; 0
- * where it does not tell. */
-static size_t
-largest_from_upstream(gm_pool *pool)
+/* What upstream says of its memory, as if all that is idle had gone back. False where
+ * it says nothing. Not while a graph is being recorded, which a question could spoil.
+ */
+static bool
+ask_upstream(gm_pool *pool, gm_room *room)
 {
+    const gm_upstream *up = &pool->upstream;
     idle_list list = {0};
-    gm_room room = {0};
+    gm_status status;
 
+    if (!up->room || gm_process_is_special()) {
+        return false;
+    }
     list_idle(&list, pool);
-    (void)pool->upstream.room(pool->upstream.context, pool->device, list.ranges,
-                              list.count, &room); // on failure there is no room
+    status = up->room(up->context, pool->device, list.ranges, list.count, room);
     gm_host_free(list.ranges);
-    return room.largest / GM_UNIT * GM_UNIT;
+    return status == GM_OK;
+}
+
+/* The largest request that `largest_free` or, within `allowed`, upstream serves. */
+static size_t
+largest_available(size_t largest_free, size_t allowed, size_t upstream)
+{
+    size_t fresh = (upstream < allowed ? upstream : allowed) / GM_UNIT * GM_UNIT;
+
+    return fresh > largest_free ? fresh : largest_free;
 }
 
 gm_status
 gm_pool_survey(gm_pool *pool, gm_stats *stats, gm_survey *survey)
 {
+    gm_room room = {0};
     size_t allowed;
-    bool ask;
+    bool used;
 
     if (gm_process_is_forked()) {
         return GM_ERR_FORKED;
@@ -230,17 +245,147 @@ gm_pool_survey(gm_pool *pool, gm_stats *stats, gm_survey *survey)
     survey->inactive_split_bytes = stats->free_bytes - survey->idle_bytes;
     survey->largest_free_block = largest_free_locked(pool);
     allowed = allowed_locked(pool, survey->idle_bytes);
-    ask = pool->next_serial > 0 && pool->upstream.room;
+    used = pool->next_serial > 0;
     gm_pool_unlock(pool);
-
-    survey->largest_available_block = survey->largest_free_block;
-    if (ask && !gm_process_is_special()) {
-        size_t fresh = largest_from_upstream(pool);
-
-        fresh = fresh < allowed ? fresh : allowed / GM_UNIT * GM_UNIT;
-        if (fresh > survey->largest_available_block) {
-            survey->largest_available_block = fresh;
-        }
+    if (used) {
+        (void)ask_upstream(pool, &room); // it has nothing where it does not say
     }
+    survey->largest_available_block =
+        largest_available(survey->largest_free_block, allowed, room.largest);
     return GM_OK;
+}
+
+/* ---- a request that found no memory ---- */
+
+/* The largest free block of the arenas that the request may take from without further
+ * ado: its stream's, and what ended streams left. */
+static size_t
+largest_own_locked(gm_pool *pool, gm_stream_key key)
+{
+    const gm_arena *arenas[] = {gm_arena_find(&pool->arenas, key),
+                                pool->arenas.commons};
+    size_t largest = 0;
+
+    for (size_t i = 0; i < 2; i++) {
+        size_t size = arenas[i] ? gm_index_largest(&arenas[i]->index) : 0;
+
+        largest = size > largest ? size : largest;
+    }
+    return largest;
+}
+
+/* The pool's own part of the explanation. Returns what the limit lets upstream give. */
+static size_t
+explain_pool_locked(gm_pool *pool, const gm_request *request, gm_shortage *s)
+{
+    gm_stats stats;
+    size_t largest = largest_free_locked(pool);
+
+    copy_stats_locked(pool, &stats);
+    s->limit = stats.limit_bytes;
+    s->used_bytes = stats.used_bytes;
+    s->cached_bytes = stats.free_bytes;
+    s->pending_bytes = stats.pending_bytes + stats.captured_bytes;
+    s->total_bytes = stats.total_bytes;
+    /* A block of another stream was refused, where it is large enough. */
+    s->largest_free_block =
+        largest < request->size ? largest : largest_own_locked(pool, request->key);
+    return allowed_locked(pool, idle_bytes_locked(pool));
+}
+
+static void
+explain_siblings(gm_pool *pool, gm_shortage *s)
+{
+    uint64_t after = 0;
+    gm_pool *sibling;
+
+    s->sibling_bytes = s->sibling_idle_bytes = 0;
+    while ((sibling = gm_pool_next_sibling(pool, &after)) != NULL) {
+        gm_pool_lock(sibling);
+        s->sibling_bytes += sibling->stats.total_bytes;
+        s->sibling_idle_bytes += gm_pool_cached_locked(sibling);
+        gm_pool_leave(sibling);
+        gm_pool_unref(sibling);
+    }
+}
+
+static size_t
+less(size_t a, size_t b)
+{
+    return a > b ? a - b : 0;
+}
+
+/* Why a device that has `s->rounded_size` bytes refused. */
+static gm_cause
+cause_on_device(const gm_shortage *s)
+{
+    size_t own = s->total_bytes;
+    size_t siblings = s->sibling_bytes;
+    size_t others = less(s->outside_bytes, siblings);
+
+    if (s->rounded_size <= s->device_free ||
+        s->rounded_size - s->device_free <= s->cached_bytes) {
+        return GM_CAUSE_FRAGMENTED;
+    }
+    if (siblings > own && siblings >= others) {
+        return GM_CAUSE_OTHER_POOL;
+    }
+    return others > own ? GM_CAUSE_OTHER_PROCESS : GM_CAUSE_FULL;
+}
+
+static gm_cause
+cause_of(const gm_pool *pool, gm_status status, const gm_shortage *s)
+{
+    switch (status) {
+    case GM_ERR_LIMIT:
+        return GM_CAUSE_LIMIT;
+    case GM_ERR_TOO_LARGE:
+        return GM_CAUSE_TOO_LARGE;
+    case GM_ERR_CAPTURING:
+        return GM_CAUSE_CAPTURE;
+    default:
+        break;
+    }
+    if (!pool->upstream.room) {
+        return GM_CAUSE_ALLOCATOR;
+    }
+    if (s->device_total == GM_UNKNOWN) {
+        return GM_CAUSE_FULL; // it said so, and nothing more
+    }
+    return s->rounded_size > s->device_total ? GM_CAUSE_TOO_LARGE : cause_on_device(s);
+}
+
+void
+gm_pool_explain(gm_pool *pool,
+                const gm_request *request,
+                gm_status status,
+                gm_shortage *out)
+{
+    gm_shortage s = gm_shortage_of(request->size);
+    gm_room room = {0};
+    size_t allowed;
+    bool rounds = request->size <= GM_SIZE_MAX;
+
+    s.device = pool->device;
+    s.rounded_size = rounds ? gm_size_round(request->size) : GM_UNKNOWN;
+    s.attempt = 0;
+    gm_pool_lock(pool);
+    allowed = explain_pool_locked(pool, request, &s);
+    gm_pool_unlock(pool);
+    explain_siblings(pool, &s);
+    if (ask_upstream(pool, &room)) {
+        s.device_free = room.free_bytes;
+        s.device_total = room.total_bytes;
+        s.outside_bytes = less(room.total_bytes, room.free_bytes);
+        s.outside_bytes = less(s.outside_bytes, s.total_bytes);
+    }
+    s.cause = cause_of(pool, status, &s);
+    s.largest_available_block =
+        s.cause == GM_CAUSE_CAPTURE
+            ? s.largest_free_block
+            : largest_available(s.largest_free_block, allowed, room.largest);
+    if (rounds) {
+        s.missing_bytes = less(s.rounded_size, s.largest_available_block);
+    }
+    *out = s;
 }

@@ -32,6 +32,7 @@
 
 #include "gm_arena.h"
 #include "gm_block.h"
+#include "gm_shortage.h"
 #include "gm_stats.h"
 #include "gm_upstream.h"
 
@@ -72,12 +73,27 @@ GM_MUST_CHECK gm_status gm_pool_malloc(gm_pool *pool,
                                        const gm_request *request,
                                        gm_block **out);
 
+/* What a user who was asked for memory says. */
+typedef enum gm_answer {
+    GM_ANSWER_GIVE_UP,
+    GM_ANSWER_RETRY,
+    GM_ANSWER_FAILED, // and left an error of its own: GM_ERR_CALLBACK
+} gm_answer;
+
+enum {
+    GM_ASKS = 8,
+};
+
 /* What the surroundings can do for a request that finds no memory. */
 typedef struct gm_rescue {
     void *context;
     /* Looks for garbage that holds blocks; true when it ran, so that it is worth trying
      * again. No lock is held. NULL: there is no collector. */
     bool (*collect)(void *context);
+    /* Asks the user to let go of memory, as the last stage: told what is missing, and
+     * by `attempt` how often this request has asked, from 1. At most GM_ASKS times a
+     * request. On the calling thread, no lock is held. NULL: there is nobody to ask. */
+    gm_answer (*ask)(void *context, const gm_shortage *shortage);
     /* The stream that the memory is for. With it the request may get what another
      * stream has free, once the device is done with that. NULL: unknown. */
     const struct gm_stream_use *by;
@@ -89,7 +105,8 @@ typedef struct gm_rescue {
  * (limit or device) waits for what is pending, gives back this pool's idle segments,
  * then those of the other pools on this device, borrows from another stream, collects
  * garbage, trying again after each, and again while other threads have memory on its
- * way to or from upstream. GM_ERR_OUT_OF_MEMORY or GM_ERR_LIMIT when all that did not
+ * way to or from upstream; then it asks the user, and begins anew as long as told to.
+ * GM_ERR_OUT_OF_MEMORY or GM_ERR_LIMIT when all that did not
  * help; GM_ERR_CAPTURING where a recording forbids to ask upstream; any failure leaves
  * the counters as they were. `rescue` may be NULL. */
 GM_MUST_CHECK gm_status gm_pool_malloc_slow(gm_pool *pool,
@@ -130,6 +147,15 @@ gm_status gm_pool_read_stats(gm_pool *pool, gm_stats *out);
  * that is idle would make room for; a pool that never took anything asks nobody, so
  * that a look never begins to use a device. */
 gm_status gm_pool_survey(gm_pool *pool, gm_stats *stats, gm_survey *survey);
+
+/* What a request lacks that failed with `status`, just now on this thread, for want of
+ * memory: GM_ERR_OUT_OF_MEMORY, GM_ERR_LIMIT, GM_ERR_TOO_LARGE or GM_ERR_CAPTURING.
+ * Cannot fail: what nobody can tell is GM_UNKNOWN. As gm_pool_survey, but also asks
+ * upstream where the pool never took anything. */
+void gm_pool_explain(gm_pool *pool,
+                     const gm_request *request,
+                     gm_status status,
+                     gm_shortage *out);
 
 /* The peaks begin anew, at what is held now. */
 gm_status gm_pool_reset_peaks(gm_pool *pool);

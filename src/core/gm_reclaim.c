@@ -520,6 +520,54 @@ pool_attempt_all(gm_pool *pool,
     return status;
 }
 
+/* The same, again as long as memory of other threads arrives. */
+static gm_status
+pool_attempt_settled(gm_pool *pool,
+                     const gm_request *request,
+                     const gm_rescue *rescue,
+                     gm_block **out)
+{
+    reclaim_stage last = RECLAIM_GARBAGE;
+    gm_status status;
+    uint64_t ended;
+    int round = 0;
+
+    do {
+        ended = gm_process_flights_ended();
+        status = pool_attempt_all(pool, request, rescue, last, out);
+        last = RECLAIM_LEND; // once is enough for the collector
+    } while (is_shortage(status) && ++round < ROUNDS && !never_fits(pool, request) &&
+             gm_process_flights_wait(ended));
+    return status;
+}
+
+/* Asks the user for memory, after a shortage of `status`, and tries again as long as
+ * told to. */
+static gm_status
+pool_ask_user(gm_pool *pool,
+              const gm_request *request,
+              const gm_rescue *rescue,
+              gm_status status,
+              gm_block **out)
+{
+    for (size_t attempt = 1; is_shortage(status) && attempt <= GM_ASKS; attempt++) {
+        gm_shortage shortage;
+
+        gm_pool_explain(pool, request, status, &shortage);
+        shortage.attempt = attempt;
+        switch (rescue->ask(rescue->context, &shortage)) {
+        case GM_ANSWER_GIVE_UP:
+            return status;
+        case GM_ANSWER_FAILED:
+            return GM_ERR_CALLBACK;
+        case GM_ANSWER_RETRY:
+            pool_count(pool, &pool->stats.retries);
+            status = pool_attempt_settled(pool, request, rescue, out);
+        }
+    }
+    return status;
+}
+
 gm_status
 gm_pool_malloc_slow(gm_pool *pool,
                     const gm_request *request,
@@ -527,9 +575,6 @@ gm_pool_malloc_slow(gm_pool *pool,
                     gm_block **out)
 {
     gm_status status = gm_request_check(request);
-    reclaim_stage last = RECLAIM_GARBAGE;
-    uint64_t ended;
-    int round = 0;
 
     if (status != GM_OK) {
         return status;
@@ -541,12 +586,10 @@ gm_pool_malloc_slow(gm_pool *pool,
     if (gm_capture_serves(pool, request, rescue, &status, out)) {
         return status;
     }
-    do {
-        ended = gm_process_flights_ended();
-        status = pool_attempt_all(pool, request, rescue, last, out);
-        last = RECLAIM_LEND; // once is enough for the collector
-    } while (is_shortage(status) && ++round < ROUNDS && !never_fits(pool, request) &&
-             gm_process_flights_wait(ended));
+    status = pool_attempt_settled(pool, request, rescue, out);
+    if (rescue && rescue->ask) {
+        status = pool_ask_user(pool, request, rescue, status, out);
+    }
     if (is_shortage(status)) {
         pool_count(pool, &pool->stats.out_of_memory);
     }

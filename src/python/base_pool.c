@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * The base type of MemoryPool and SingleDeviceMemoryPool: allocating through a native
- * pool, and the methods that trim one or bound it. Those that only ask are in
- * pool_stats.c.
+ * pool, and the methods that trim one, bound it, or say whom to ask when memory runs
+ * out. Those that only read are in pool_stats.c, what a request does that the cache
+ * cannot serve in rescue.c.
  *
  * Cost: gmpy_pool_malloc on a hit is the core's hit plus two objects from free lists.
  * Threading: everything may be called from any thread. Anything that may wait, for a
@@ -13,110 +14,6 @@
 #include "stream.h"
 
 /* ---- allocating ---- */
-
-int
-gmpy_collect_garbage(void)
-{
-    PyObject *gc = PyImport_ImportModule("gc");
-    PyObject *found = gc ? PyObject_CallMethod(gc, "collect", NULL) : NULL;
-    int result = found ? 0 : -1;
-
-    Py_XDECREF(found);
-    Py_XDECREF(gc);
-    return result;
-}
-
-/* The same for the core, which calls it detached and has nobody to tell. What garbage
- * had of the user's functions is given back then too. */
-static bool
-collect_garbage(void *context)
-{
-    PyGILState_STATE gil = PyGILState_Ensure();
-    bool ran = gmpy_collect_garbage() == 0;
-
-    if (!ran) {
-        PyErr_WriteUnraisable(NULL);
-    }
-    gmpy_guards_settle(context, true);
-    PyGILState_Release(gil);
-    return ran;
-}
-
-static void
-raise_failed(gmpy_state *st, gm_pool *pool, const gm_request *request, gm_status status)
-{
-    gm_stats stats = {0};
-
-    Py_BEGIN_ALLOW_THREADS(void)
-    gm_pool_read_stats(pool, &stats); // in a forked child no case below uses them
-    Py_END_ALLOW_THREADS
-    switch (status) {
-    case GM_ERR_OUT_OF_MEMORY:
-    case GM_ERR_LIMIT:
-        gmpy_raise_out_of_memory(st, gm_size_round(request->size), stats.total_bytes,
-                                 stats.limit_bytes);
-        break;
-    case GM_ERR_TOO_LARGE:
-        gmpy_raise_out_of_memory(st, request->size, stats.total_bytes,
-                                 stats.limit_bytes);
-        break;
-    case GM_ERR_CAPTURING:
-        PyErr_Format(PyExc_RuntimeError,
-                     "a graph is being recorded, and %zu bytes are not in the pool's "
-                     "cache for this stream: the device cannot be asked for memory "
-                     "meanwhile; allocate as much on this stream once before the "
-                     "recording begins, and drop it",
-                     request->size);
-        break;
-    default:
-        gmpy_raise(st, status, "allocating from a memory pool");
-    }
-}
-
-/* The calling thread's current stream on `device`, as a request means it; of pinned
- * memory, which is no device's, it means none. */
-static gm_stream_use
-current_use(gmpy_state *st, int device)
-{
-    const gmpy_thread *thread = gmpy_settings(st);
-    gm_stream_use by = {.device = device, .announced = true};
-
-    if (thread && thread->currents && device >= 0) {
-        const gmpy_current *current = &thread->currents[device];
-        const gmpy_stream *stream = (const gmpy_stream *)current->stream;
-
-        by.stream = current->handle;
-        by.key = current->key;
-        by.announced = by.stream <= GM_STREAM_LEGACY || (stream && stream->owned);
-    }
-    return by;
-}
-
-GM_COLD int
-gmpy_pool_malloc_slow(gmpy_state *st,
-                      gm_pool *pool,
-                      const gm_request *request,
-                      gm_block **out)
-{
-    int device = gm_pool_device(pool);
-    gm_stream_use by = current_use(st, device);
-    gm_rescue rescue = {
-        .context = st, .collect = collect_garbage, .by = device < 0 ? NULL : &by};
-    gm_status status;
-
-    gmpy_guards_look(st);
-    gmpy_upstream_count(pool, 1); // the request under way
-    Py_BEGIN_ALLOW_THREADS
-    rescue.recording = gmpy_recording_of(st->backend, &by);
-    status = gm_pool_malloc_slow(pool, request, &rescue, out);
-    Py_END_ALLOW_THREADS
-    gmpy_upstream_count(pool, -1);
-    if (status != GM_OK) {
-        raise_failed(st, pool, request, status);
-        return -1;
-    }
-    return 0;
-}
 
 /* A request for nothing takes nothing and is counted nowhere. */
 static PyObject *
@@ -286,8 +183,87 @@ pool_set_limit(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     Py_RETURN_NONE;
 }
 
+/* ---- whom to ask when memory runs out ---- */
+
+PyObject *
+gmpy_pool_callback(gmpy_any_pool *self)
+{
+    PyObject *callback;
+
+    Py_BEGIN_CRITICAL_SECTION(self);
+    callback = Py_XNewRef(self->callback);
+    Py_END_CRITICAL_SECTION();
+    return callback;
+}
+
+void
+gmpy_pool_set_callback(gmpy_any_pool *self, PyObject *callback)
+{
+    PyObject *before;
+
+    Py_BEGIN_CRITICAL_SECTION(self);
+    before = self->callback;
+    self->callback = Py_XNewRef(callback);
+    Py_END_CRITICAL_SECTION();
+    Py_XDECREF(before);
+}
+
+static PyObject *
+pool_set_out_of_memory_callback(PyObject *op, PyObject *callback)
+{
+    gmpy_any_pool *self = (gmpy_any_pool *)op;
+
+    if (callback != Py_None && !PyCallable_Check(callback)) {
+        return PyErr_Format(PyExc_TypeError,
+                            "callback must be callable or None, not %.200s",
+                            Py_TYPE(callback)->tp_name);
+    }
+    gmpy_pool_set_callback(self, callback == Py_None ? NULL : callback);
+    if (self->share_callback) {
+        self->share_callback(self);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+pool_get_out_of_memory_callback(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    PyObject *callback = gmpy_pool_callback((gmpy_any_pool *)self);
+
+    return callback ? callback : Py_NewRef(Py_None);
+}
+
 /* ---- the type ---- */
 
+PyDoc_STRVAR(
+    set_callback_doc,
+    "set_out_of_memory_callback($self, callback, /)\n"
+    "--\n"
+    "\n"
+    "Sets a function that is asked to let go of memory before a request fails.\n"
+    "\n"
+    "It is called with an OutOfMemoryError that says what is missing, when all\n"
+    "that is idle went back and garbage was collected without avail. If it\n"
+    "returns something true the request is tried again, else it fails. It is\n"
+    "asked at most 8 times a request; error.attempt counts. What it raises\n"
+    "reaches whoever made the request.\n"
+    "\n"
+    "Called on the thread whose request it is, with no lock held, so it may use\n"
+    "the pool; a request of its own to the same pool that fails gets its error\n"
+    "at once. For all devices of a MemoryPool; error.device says which. Not\n"
+    "called while a graph is being recorded.\n"
+    "\n"
+    "Args:\n"
+    "    callback (callable): or None for none.\n"
+    "\n"
+    "Raises:\n"
+    "    TypeError: callback is neither.");
+PyDoc_STRVAR(
+    get_callback_doc,
+    "get_out_of_memory_callback($self, /)\n"
+    "--\n"
+    "\n"
+    "Returns what set_out_of_memory_callback() was given last, None for none.");
 PyDoc_STRVAR(
     free_all_blocks_doc,
     "free_all_blocks($self, stream=None, *, device=None)\n"
@@ -338,6 +314,10 @@ static PyMethodDef base_pool_methods[] = {
     {"free_all_free", pool_free_all_free, METH_NOARGS, free_all_free_doc},
     {"set_limit", (PyCFunction)(void (*)(void))pool_set_limit,
      METH_FASTCALL | METH_KEYWORDS, set_limit_doc},
+    {"set_out_of_memory_callback", pool_set_out_of_memory_callback, METH_O,
+     set_callback_doc},
+    {"get_out_of_memory_callback", pool_get_out_of_memory_callback, METH_NOARGS,
+     get_callback_doc},
 #define METHOD(name)                                                                   \
     {#name, (PyCFunction)(void (*)(void))gmpy_pool_##name,                             \
      METH_FASTCALL | METH_KEYWORDS, gmpy_pool_##name##_doc},

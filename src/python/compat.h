@@ -34,6 +34,33 @@ typedef struct gmpy_error {
      (error).value)
 #endif
 
+/* The pending exception as an object with its traceback, taken from the thread: new
+ * reference, NULL for none. */
+static inline PyObject *
+gmpy_take_exception(void)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type;
+    PyObject *value;
+    PyObject *traceback;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    if (!type) {
+        return NULL;
+    }
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback) {
+        (void)PyException_SetTraceback(value,
+                                       traceback); // it is one, so it is accepted
+    }
+    Py_DECREF(type);
+    Py_XDECREF(traceback);
+    return value;
+#endif
+}
+
 /* Whether the calling thread is attached to the interpreter. Not PyGILState_Check,
  * which says yes to everybody once there was a subinterpreter. */
 #if PY_VERSION_HEX >= 0x030D0000

@@ -165,6 +165,7 @@ gmpy_device_pool_traverse(PyObject *op, visitproc visit, void *arg)
     gmpy_device_pool *self = (gmpy_device_pool *)op;
 
     Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->any.callback);
     return self->pool ? gmpy_upstream_traverse(gmpy_upstream_of(self->pool), visit, arg)
                       : 0;
 }
@@ -175,6 +176,7 @@ gmpy_device_pool_clear(PyObject *op)
     gmpy_device_pool *self = (gmpy_device_pool *)op;
     gm_pool *pool = self->pool;
 
+    Py_CLEAR(self->any.callback);
     if (pool) {
         self->pool = NULL;
         gmpy_upstream_set_object(pool, NULL);

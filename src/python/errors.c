@@ -10,6 +10,7 @@
  * Both pickle, with whatever attributes were added to them.
  */
 #include "module.h"
+#include "out_of_memory.h"
 
 #include <limits.h> // INT_MAX
 #include <string.h> // strcmp
@@ -18,7 +19,7 @@ enum {
     GMPY_OUT_OF_MEMORY_CODE = 2, // the runtime's cudaErrorMemoryAllocation
 };
 
-/* ---- shared by both types ---- */
+/* ---- its parts ---- */
 
 static int
 set_attribute(PyObject *self, const char *name, PyObject *value)
@@ -26,17 +27,15 @@ set_attribute(PyObject *self, const char *name, PyObject *value)
     return PyObject_SetAttrString(self, name, value);
 }
 
-/* The base's traverse and clear, of a type that Python knows from the start, do not see
- * to the type of the error, which may be garbage itself. */
-static int
-error_traverse(PyObject *self, visitproc visit, void *arg)
+int
+gmpy_error_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     return ((PyTypeObject *)PyExc_BaseException)->tp_traverse(self, visit, arg);
 }
 
-static int
-error_clear(PyObject *self)
+int
+gmpy_error_clear(PyObject *self)
 {
     return ((PyTypeObject *)PyExc_BaseException)->tp_clear(self);
 }
@@ -79,111 +78,6 @@ set_message(PyObject *self, PyObject *message)
     Py_DECREF(args);
     return result;
 }
-
-/* `number` with thousands separators: new reference. */
-static PyObject *
-with_commas(PyObject *number)
-{
-    PyObject *spec = PyUnicode_FromString(",");
-    PyObject *result = spec ? PyObject_Format(number, spec) : NULL;
-
-    Py_XDECREF(spec);
-    return result;
-}
-
-/* ---- OutOfMemoryError ---- */
-
-PyDoc_STRVAR(out_of_memory_doc,
-             "OutOfMemoryError(size, total, limit=0)\n"
-             "--\n"
-             "\n"
-             "There is no memory for a request, or the limit does not allow it.\n"
-             "\n"
-             "Raised after everything that could be reclaimed was given back.\n"
-             "\n"
-             "Attributes:\n"
-             "    size (int): bytes that were wanted, rounded to whole units.\n"
-             "    total (int): bytes the pool held when it gave up.\n"
-             "    limit (int): the pool's limit in bytes, 0 for none.");
-
-static const gmpy_signature out_of_memory_signature = {
-    "OutOfMemoryError", 3, 2, 3, {"size", "total", "limit"}};
-
-static PyObject *
-out_of_memory_message(PyObject *size, PyObject *total, PyObject *limit)
-{
-    PyObject *size_text = with_commas(size);
-    PyObject *total_text = size_text ? with_commas(total) : NULL;
-    PyObject *limit_text = total_text ? with_commas(limit) : NULL;
-    PyObject *message = NULL;
-    int limited = limit_text ? PyObject_IsTrue(limit) : -1;
-
-    if (limited > 0) {
-        message = PyUnicode_FromFormat("Out of memory: %U bytes could not be allocated "
-                                       "(%U bytes allocated so far, limit %U bytes).",
-                                       size_text, total_text, limit_text);
-    }
-    else if (limited == 0) {
-        message = PyUnicode_FromFormat("Out of memory: %U bytes could not be allocated "
-                                       "(%U bytes allocated so far).",
-                                       size_text, total_text);
-    }
-    Py_XDECREF(limit_text);
-    Py_XDECREF(total_text);
-    Py_XDECREF(size_text);
-    return message;
-}
-
-static int
-out_of_memory_init(PyObject *self, PyObject *args, PyObject *kwargs)
-{
-    PyObject *given[3];
-    PyObject *limit;
-    int result = -1;
-
-    if (gmpy_unpack_init(&out_of_memory_signature, args, kwargs, given) < 0) {
-        return -1;
-    }
-    limit = given[2] ? Py_NewRef(given[2]) : PyLong_FromLong(0);
-    if (limit && set_attribute(self, "size", given[0]) == 0 &&
-        set_attribute(self, "total", given[1]) == 0 &&
-        set_attribute(self, "limit", limit) == 0) {
-        result = set_message(self, out_of_memory_message(given[0], given[1], limit));
-    }
-    Py_XDECREF(limit);
-    return result;
-}
-
-static PyObject *
-out_of_memory_reduce(PyObject *self, PyObject *Py_UNUSED(ignored))
-{
-    PyObject *size = PyObject_GetAttrString(self, "size");
-    PyObject *total = size ? PyObject_GetAttrString(self, "total") : NULL;
-    PyObject *limit = total ? PyObject_GetAttrString(self, "limit") : NULL;
-    PyObject *arguments = limit ? PyTuple_Pack(3, size, total, limit) : NULL;
-
-    Py_XDECREF(limit);
-    Py_XDECREF(total);
-    Py_XDECREF(size);
-    return reduce_error(self, arguments);
-}
-
-static PyMethodDef out_of_memory_methods[] = {
-    {"__reduce__", out_of_memory_reduce, METH_NOARGS, "Pickles with its numbers."},
-    {0},
-};
-
-static PyType_Slot out_of_memory_slots[] = {
-    {Py_tp_doc, (void *)out_of_memory_doc}, {Py_tp_init, out_of_memory_init},
-    {Py_tp_traverse, error_traverse},       {Py_tp_clear, error_clear},
-    {Py_tp_methods, out_of_memory_methods}, {0, NULL},
-};
-
-static PyType_Spec out_of_memory_spec = {
-    .name = "gpumem.OutOfMemoryError",
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .slots = out_of_memory_slots,
-};
 
 /* ---- CUDARuntimeError ---- */
 
@@ -271,7 +165,7 @@ static PyMethodDef runtime_error_methods[] = {
 
 static PyType_Slot runtime_error_slots[] = {
     {Py_tp_doc, (void *)runtime_error_doc}, {Py_tp_init, runtime_error_init},
-    {Py_tp_traverse, error_traverse},       {Py_tp_clear, error_clear},
+    {Py_tp_traverse, gmpy_error_traverse},  {Py_tp_clear, gmpy_error_clear},
     {Py_tp_methods, runtime_error_methods}, {0, NULL},
 };
 
@@ -283,11 +177,40 @@ static PyType_Spec runtime_error_spec = {
 
 /* ---- raising ---- */
 
+/* Whether a runtime error is one of the work that ran on the device, after which the
+ * device is of no use to this process any more. */
+static bool
+is_device_fault(int code)
+{
+    switch (code) {
+    case 214: // cudaErrorECCUncorrectable
+    case 220: // cudaErrorNvlinkUncorrectable
+    case 700: // cudaErrorIllegalAddress
+    case 702: // cudaErrorLaunchTimeout
+    case 710: // cudaErrorAssert
+    case 714: // cudaErrorHardwareStackError
+    case 715: // cudaErrorIllegalInstruction
+    case 716: // cudaErrorMisalignedAddress
+    case 717: // cudaErrorInvalidAddressSpace
+    case 718: // cudaErrorInvalidPc
+    case 719: // cudaErrorLaunchFailure
+        return true;
+    default:
+        return false;
+    }
+}
+
 static void
 raise_device_error(gmpy_state *st, int code, const char *what)
 {
     PyObject *reason = describe_code(st, code);
-    PyObject *text = reason ? PyUnicode_FromFormat("%U (%s)", reason, what) : NULL;
+    PyObject *text =
+        reason ? PyUnicode_FromFormat("%U (%s%s)", reason, what,
+                                      is_device_fault(code)
+                                          ? "; a device fault: this process cannot "
+                                            "use the device any more"
+                                          : "")
+               : NULL;
     PyObject *error =
         text ? PyObject_CallFunction(st->CUDARuntimeError, "iO", code, text) : NULL;
 
@@ -340,20 +263,6 @@ gmpy_raise(gmpy_state *st, gm_status status, const char *what)
     return NULL;
 }
 
-PyObject *
-gmpy_raise_out_of_memory(gmpy_state *st, size_t size, size_t total, size_t limit)
-{
-    PyObject *numbers =
-        Py_BuildValue("(KKK)", (unsigned long long)size, (unsigned long long)total,
-                      (unsigned long long)limit);
-
-    if (numbers) {
-        PyErr_SetObject(st->OutOfMemoryError, numbers);
-        Py_DECREF(numbers);
-    }
-    return NULL;
-}
-
 bool
 gmpy_error_is_shortage(gmpy_state *st)
 {
@@ -399,10 +308,7 @@ gmpy_unraisable(gmpy_state *st, gm_status status, const char *what)
 int
 gmpy_errors_init(PyObject *module, gmpy_state *st)
 {
-    st->OutOfMemoryError =
-        PyType_FromModuleAndSpec(module, &out_of_memory_spec, PyExc_MemoryError);
-    if (!st->OutOfMemoryError ||
-        PyModule_AddObjectRef(module, "OutOfMemoryError", st->OutOfMemoryError) < 0) {
+    if (gmpy_out_of_memory_init(module, st) < 0) {
         return -1;
     }
     st->CUDARuntimeError =

@@ -19,6 +19,7 @@
  * could use the memory. What a pool holds leaves the pool before that.
  */
 #include "module.h"
+#include "out_of_memory.h"
 
 #include "core/gm_process.h" // gm_process_is_frozen
 #include "guard.h"
@@ -179,7 +180,11 @@ static int
 function_memory_own(function_memory *self, uintptr_t ptr)
 {
     if (!ptr) {
-        gmpy_raise_out_of_memory(self->st, self->base.size, 0, 0);
+        gm_shortage what = gm_shortage_of(self->base.size);
+
+        what.cause = GM_CAUSE_ALLOCATOR;
+        what.device = self->owned_device;
+        gmpy_raise_shortage(self->st, &what);
         return -1;
     }
     self->owned = ptr;

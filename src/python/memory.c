@@ -186,6 +186,33 @@ owned_memory_release(gmpy_owned_memory *mem)
     }
 }
 
+/* Raises for an allocation that the device refused; of one that ran out also how much
+ * it has. */
+static void
+raise_refused(
+    gmpy_state *st, gm_status status, gm_mem_kind kind, int device, size_t size)
+{
+    char text[192];
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+
+    if (status != GM_ERR_OUT_OF_MEMORY || kind != GM_MEM_DEVICE) {
+        gmpy_raise(st, status, what(kind, false));
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    if (gm_backend_mem_info(st->backend, device, &free_bytes, &total_bytes) != GM_OK) {
+        total_bytes = 0;
+    }
+    Py_END_ALLOW_THREADS
+    if (total_bytes) {
+        PyOS_snprintf(text, sizeof text,
+                      "%s: %zu bytes on device %d, which has %zu of %zu bytes free",
+                      what(kind, false), size, device, free_bytes, total_bytes);
+    }
+    gmpy_raise(st, status, total_bytes ? text : what(kind, false));
+}
+
 static int
 owned_memory_take(gmpy_owned_memory *mem, gmpy_state *st, gm_mem_kind kind, size_t size)
 {
@@ -211,7 +238,7 @@ owned_memory_take(gmpy_owned_memory *mem, gmpy_state *st, gm_mem_kind kind, size
         status = gm_backend_mem_alloc(backend, device, kind, size, &ptr);
         Py_END_ALLOW_THREADS
         if (status != GM_OK) {
-            gmpy_raise(st, status, what(kind, false));
+            raise_refused(st, status, kind, device, size);
             return -1;
         }
     }

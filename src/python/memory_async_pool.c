@@ -20,6 +20,7 @@
  */
 #include "guard.h"
 #include "memory_kinds.h"
+#include "out_of_memory.h"
 #include "stream.h"
 
 #include "core/gm_process.h" // gm_process_is_forked
@@ -260,6 +261,7 @@ typedef struct async_request {
     size_t size;              // as asked
     size_t rounded;           // to whole units
     gmpy_async_figures found; // as of the last look
+    bool limited;             // the limit refused it last, and not the device
 } async_request;
 
 typedef enum async_stage {
@@ -334,12 +336,48 @@ attempt(async_request *r)
 {
     gmpy_state *st = r->self->st;
     int allowed = check_limit(r);
-    PyObject *mem = allowed > 0 ? gmpy_memory_async_new(st, r->rounded) : NULL;
+    PyObject *mem;
+
+    r->limited = allowed == 0;
+    mem = allowed > 0 ? gmpy_memory_async_new(st, r->rounded) : NULL;
 
     if (!mem && allowed > 0 && gmpy_error_is_shortage(st)) {
         PyErr_Clear();
     }
     return mem;
+}
+
+/* Raises for a request that found no memory, with what the driver tells of its pool and
+ * of the device. Always returns NULL. */
+static PyObject *
+raise_shortage(const async_request *r)
+{
+    const gm_backend *backend = r->self->st->backend;
+    const gmpy_async_figures *f = &r->found;
+    gm_shortage s = gm_shortage_of(r->size);
+    gm_status status;
+
+    s.device = r->device;
+    s.rounded_size = r->rounded;
+    s.attempt = 0;
+    if (r->self->has_figures) {
+        s.limit = f->threshold == UINT64_MAX ? 0 : f->threshold;
+        s.used_bytes = f->used;
+        s.cached_bytes = f->reserved - f->used;
+        s.total_bytes = f->reserved;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = gm_backend_mem_info(backend, r->device, &s.device_free, &s.device_total);
+    Py_END_ALLOW_THREADS
+    if (status == GM_OK && r->self->has_figures) {
+        size_t held = s.device_total - s.device_free;
+
+        s.outside_bytes = held > f->reserved ? held - f->reserved : 0;
+    }
+    s.cause = r->limited                        ? GM_CAUSE_LIMIT
+              : s.rounded_size > s.device_total ? GM_CAUSE_TOO_LARGE
+                                                : GM_CAUSE_FULL;
+    return gmpy_raise_shortage(r->self->st, &s);
 }
 
 static PyObject *
@@ -352,9 +390,7 @@ pool_take(async_request *r)
             return mem;
         }
     }
-    return gmpy_raise_out_of_memory(
-        r->self->st, r->size, r->found.reserved,
-        r->found.threshold == UINT64_MAX ? 0 : r->found.threshold);
+    return raise_shortage(r);
 }
 
 PyDoc_STRVAR(
@@ -393,7 +429,11 @@ memory_async_pool_malloc(PyObject *op,
         return NULL;
     }
     if (r.size > GM_SIZE_MAX) {
-        return gmpy_raise_out_of_memory(r.self->st, r.size, 0, 0);
+        gm_shortage what = gm_shortage_of(r.size);
+
+        what.cause = GM_CAUSE_TOO_LARGE;
+        what.device = r.device;
+        return gmpy_raise_shortage(r.self->st, &what);
     }
     r.rounded = gm_size_round(r.size);
     return gmpy_pointer_to_new(

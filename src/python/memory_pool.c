@@ -77,6 +77,7 @@ memory_pool_make(memory_pool *self, int device)
     if (!pool) {
         return -1;
     }
+    gmpy_pool_set_callback((gmpy_any_pool *)pool, self->any.callback);
     if (self->pools[device]) { // made meanwhile by somebody else
         Py_DECREF(pool);
     }
@@ -117,6 +118,28 @@ memory_pool_find(
     return result < 0 ? -1 : *out != NULL;
 }
 
+/* Hands the callback to the pools that there are; others get it when they are made. */
+static void
+memory_pool_share_callback(gmpy_any_pool *any)
+{
+    memory_pool *self = (memory_pool *)any;
+
+    for (int i = 0; i < self->device_count; i++) {
+        PyObject *callback;
+        PyObject *pool;
+
+        Py_BEGIN_CRITICAL_SECTION(self);
+        callback = Py_XNewRef(any->callback);
+        pool = Py_XNewRef(self->pools[i]);
+        Py_END_CRITICAL_SECTION();
+        if (pool) {
+            gmpy_pool_set_callback((gmpy_any_pool *)pool, callback);
+        }
+        Py_XDECREF(pool);
+        Py_XDECREF(callback);
+    }
+}
+
 /* ---- life ---- */
 
 static PyObject *
@@ -128,6 +151,7 @@ memory_pool_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUS
     if (self) {
         self->any.st = gmpy_state_of_module(module);
         self->any.find = memory_pool_find;
+        self->any.share_callback = memory_pool_share_callback;
     }
     return (PyObject *)self;
 }
@@ -166,6 +190,7 @@ memory_pool_traverse(PyObject *op, visitproc visit, void *arg)
 
     Py_VISIT(Py_TYPE(op));
     Py_VISIT(self->allocator);
+    Py_VISIT(self->any.callback);
     for (int i = 0; i < self->device_count; i++) {
         Py_VISIT(self->pools[i]);
     }
@@ -183,6 +208,7 @@ memory_pool_clear(PyObject *op)
         Py_CLEAR(self->pools[i]);
     }
     Py_CLEAR(self->allocator);
+    Py_CLEAR(self->any.callback);
     return 0;
 }
 

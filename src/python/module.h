@@ -146,16 +146,12 @@ gmpy_as_hex(uintptr_t address)
 
 /* ---- errors.c ---- */
 
+/* Both exception types. */
 int gmpy_errors_init(PyObject *module, gmpy_state *st);
 
 /* Raises for a failed status; `what` names the operation. Always returns NULL. A status
  * of GM_ERR_CALLBACK means that the exception is set already. */
 PyObject *gmpy_raise(gmpy_state *st, gm_status status, const char *what);
-
-/* Raises OutOfMemoryError. `size` is what was wanted, `total` what is held, `limit` 0
- * for none. Always returns NULL. */
-PyObject *
-gmpy_raise_out_of_memory(gmpy_state *st, size_t size, size_t total, size_t limit);
 
 /* True when the pending exception says that memory ran out. */
 bool gmpy_error_is_shortage(gmpy_state *st);
@@ -536,6 +532,19 @@ PyObject *gmpy_upstream_reference(gm_pool *pool);
  * pool object's traverse, when nothing else holds them. */
 int gmpy_upstream_traverse(gmpy_upstream *up, visitproc visit, void *arg);
 
+/* ---- rescue.c ---- */
+
+/* Runs the garbage collector, also where the user switched it off: it is asked for
+ * here, not automatic. 0 or -1. */
+int gmpy_collect_garbage(void);
+
+/* The way of a request that the cache could not serve at once: with all means, and an
+ * exception that says why not. 0 or -1. The caller keeps the pool alive. */
+int gmpy_pool_malloc_slow(gmpy_state *st,
+                          gm_pool *pool,
+                          const gm_request *request,
+                          gm_block **out);
+
 /* ---- base_pool.c, device_pool.c, memory_pool.c ---- */
 
 /* What both pool types begin with: their common base type has the methods. */
@@ -551,20 +560,16 @@ struct gmpy_any_pool {
                 bool make,
                 gm_pool **out,
                 int *device);
+    PyObject *callback; // asked when memory runs out; NULL for none
+    /* Hands the callback to the pools that this one is made of; NULL: it has none. */
+    void (*share_callback)(gmpy_any_pool *self);
 };
 
+/* The callback: new reference, NULL for none. And another one, or none with NULL. */
+PyObject *gmpy_pool_callback(gmpy_any_pool *self);
+void gmpy_pool_set_callback(gmpy_any_pool *self, PyObject *callback);
+
 int gmpy_base_pool_init(PyObject *module, gmpy_state *st);
-
-/* Runs the garbage collector, also where the user switched it off: it is asked for
- * here, not automatic. 0 or -1. */
-int gmpy_collect_garbage(void);
-
-/* The way of a request that the cache could not serve at once: with all means, and an
- * exception for the want of memory. 0 or -1. */
-int gmpy_pool_malloc_slow(gmpy_state *st,
-                          gm_pool *pool,
-                          const gm_request *request,
-                          gm_block **out);
 
 /* ---- pool_stats.c ---- */
 

@@ -23,11 +23,13 @@
  * Threading: a thread sees its own settings alone; nothing here needs a lock.
  */
 #include "hooks.h"
+#include "out_of_memory.h"
 #include "stream.h"
 
 #include <string.h> // memmove
 
 _Thread_local gmpy_thread gmpy_this_thread;
+_Thread_local gmpy_rescue *gmpy_this_rescue;
 
 typedef struct scope {
     PyObject *entered;   // what the `with` is of: a reference

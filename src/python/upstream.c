@@ -21,6 +21,7 @@
  */
 #include "module.h"
 #include "hooks.h"
+#include "out_of_memory.h"
 #include "pinned.h"
 
 #include "core/gm_process.h" // gm_host_zalloc
@@ -224,6 +225,7 @@ callable_call(gmpy_upstream *up, int device, size_t size, gm_piece *out)
     PyObject *result;
     bool of_hook;
 
+    gmpy_rescue_forget(up); // of an earlier attempt
     gmpy_hooks_watch();
     result = number ? PyObject_CallOneArg(up->callable, number) : NULL;
     of_hook = gmpy_hooks_unwatch();
@@ -238,7 +240,7 @@ callable_call(gmpy_upstream *up, int device, size_t size, gm_piece *out)
         return status;
     }
     if (!of_hook && gmpy_error_is_shortage(up->st)) {
-        PyErr_Clear();
+        gmpy_rescue_note(up);
         return GM_ERR_OUT_OF_MEMORY;
     }
     return GM_ERR_CALLBACK;
