@@ -10,7 +10,7 @@
  * it costs little more than calling that. Threading: the global allocator may be
  * changed while other threads allocate; each request uses one or the other.
  */
-#include "module.h"
+#include "pools.h"
 
 PyObject *
 gmpy_get_allocator(gmpy_state *st, PyObject **place)

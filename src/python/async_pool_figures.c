@@ -7,6 +7,7 @@
  * no other device.
  */
 #include "memory_kinds.h"
+#include "pools.h"
 #include "stream.h"
 
 #include "core/gm_process.h" // gm_process_is_forked

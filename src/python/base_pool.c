@@ -11,6 +11,7 @@
  */
 #include "guard.h"
 #include "hooks.h"
+#include "pools.h"
 #include "stream.h"
 
 /* ---- allocating ---- */

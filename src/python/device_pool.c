@@ -9,7 +9,7 @@
  * The collector sees through it to a Python base allocator and the memory that one
  * returned, but only while no block is out (see upstream.c).
  */
-#include "module.h"
+#include "pools.h"
 
 #include "core/gm_process.h" // gm_process_is_forked
 

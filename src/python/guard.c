@@ -35,6 +35,7 @@
  * In an exiting or a forked process nothing is kept, since nothing will be freed.
  */
 #include "guard.h"
+#include "pools.h"
 
 #include "core/gm_process.h" // gm_process_is_frozen
 

@@ -7,7 +7,7 @@
  * (size_text.c) or a part of the device's total memory as a percentage, "40%" or
  * "70.5 %". It is read whenever a pool is made for a device; 0 and 0% are no limit.
  */
-#include "module.h"
+#include "pools.h"
 
 #include <stdlib.h> // getenv
 #include <string.h> // strlen

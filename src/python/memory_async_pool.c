@@ -21,6 +21,7 @@
 #include "guard.h"
 #include "memory_kinds.h"
 #include "out_of_memory.h"
+#include "pools.h"
 #include "stream.h"
 
 #include "core/gm_process.h" // gm_process_is_forked

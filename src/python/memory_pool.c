@@ -10,7 +10,7 @@
  * Cost: malloc adds one array access to the native pool's hit; with several devices
  * also asking which one is current.
  */
-#include "module.h"
+#include "pools.h"
 
 #include "core/gm_process.h" // gm_process_is_forked
 

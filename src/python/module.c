@@ -11,6 +11,7 @@
 #include "hooks.h"
 #include "memory_kinds.h"
 #include "pinned.h"
+#include "pools.h"
 #include "testing.h"
 
 #include "core/gm_process.h" // gm_process_exit

@@ -14,8 +14,8 @@
  *
  * Cost: a hit is the core's and two objects. Threading: any thread.
  */
-#include "module.h"
 #include "pinned.h"
+#include "pools.h"
 
 #include "core/gm_process.h" // gm_process_is_forked
 

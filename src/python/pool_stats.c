@@ -10,7 +10,7 @@
  * (core/gm_explain.c). Threading: any thread; the pool's lock is waited for detached
  * from the interpreter.
  */
-#include "module.h"
+#include "pools.h"
 
 /* The counters of the pool that a call is about; zeros where it has not been made. With
  * `limit` also the limit that it would be made with, with `survey` (or NULL) a look

@@ -14,6 +14,7 @@
  */
 #include "guard.h"
 #include "out_of_memory.h"
+#include "pools.h"
 #include "stream.h"
 
 /* ---- what the core calls, detached ---- */

@@ -4,6 +4,7 @@
  * whether a pool's invariants hold, the last error. What is about the simulated device
  * is in testing_sim.c and testing_drive.c.
  */
+#include "pools.h"
 #include "testing.h"
 
 /* ---- pools ---- */
