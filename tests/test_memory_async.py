@@ -323,7 +323,8 @@ def test_trimming_waits_for_the_stream():
     with testing.call_log() as calls:
         pool.free_all_blocks(stream)
     assert pool.total_bytes() == 0
-    assert [call.name for call in calls][:2] == ["stream_synchronize", "mem_pool_trim"]
+    names = [call.name for call in calls if not call.name.startswith("device_")]
+    assert names[:2] == ["stream_synchronize", "mem_pool_trim"]
     with stream:
         pool.malloc(1 << 20)
         pool.free_all_blocks(stream=None)
@@ -432,6 +433,53 @@ def test_every_method_is_about_the_current_device():
     assert used >= SIZE
     assert pool.get_limit() == ALL
     assert gpumem.get_device_id() == 0
+
+
+@pytest.mark.two_devices
+def test_every_method_is_about_the_device_it_is_given():
+    pool = MemoryAsyncPool()
+    for device in (1, Device(1)):
+        before = pool.used_bytes(device)
+        with Stream(non_blocking=True):  # of device 0, and no matter here
+            pointer = pool.malloc(SIZE, device=device)
+        assert (pointer.device_id, gpumem.get_device_id()) == (1, 0)
+        assert pool.used_bytes(device) == before + pointer.mem.size
+        pool.set_limit(size=1 << 30, device=device)
+        assert (pool.get_limit(device), pool.get_limit()) == (1 << 30, ALL)
+        del pointer
+        pool.free_all_blocks(device=device)
+        assert (pool.free_bytes(device), pool.used_bytes(device)) == (0, before)
+        assert pool.total_bytes(device=device) == before
+        pool.set_limit(device=device)
+        assert pool.get_limit(device) == ALL
+        assert gpumem.get_device_id() == 0
+
+
+@pytest.mark.two_devices
+def test_a_device_is_waited_for_by_its_own_stream():
+    pool, stream = MemoryAsyncPool(), None
+    with Device(1):
+        stream = Stream(non_blocking=True)
+        stream.use()
+        pool.malloc(SIZE)
+    pool.free_all_blocks(device=1)
+    assert pool.free_bytes(1) == 0
+    with Device(1):
+        Stream.null.use()
+
+
+@pytest.mark.parametrize("device", [-1, 99])
+def test_a_device_that_is_not_there_is_refused(device):
+    pool = MemoryAsyncPool()
+    for method in (
+        *(pool.used_bytes, pool.free_bytes, pool.total_bytes, pool.get_limit),
+        *(pool.n_free_blocks, lambda bad: pool.malloc(SIZE, device=bad)),
+        lambda bad: pool.malloc(0, device=bad),
+        lambda bad: pool.free_all_blocks(device=bad),
+        lambda bad: pool.set_limit(size=1, device=bad),
+    ):
+        with pytest.raises(ValueError, match="device"):
+            method(device)
 
 
 def test_the_limit_of_the_environment_is_each_devices(script):

@@ -262,6 +262,40 @@ def test_two_pools_do_not_ask_each_other_in_turns():
     assert asked == ["first", "second"]
 
 
+def test_it_is_not_asked_within_itself_for_another_pool_either():
+    pools, asked = [MemoryPool(), MemoryPool()], []
+
+    def callback(error):
+        asked.append(error.size)
+        with pytest.raises(OutOfMemoryError) as caught:
+            pools[1].malloc(3 * MIB)
+        assert caught.value.attempt == 0
+
+    for pool in pools:
+        pool.set_limit(size=MIB)
+        pool.set_out_of_memory_callback(callback)
+    with pytest.raises(OutOfMemoryError):
+        pools[0].malloc(2 * MIB)
+    assert asked == [2 * MIB]
+
+
+@pytest.mark.two_devices
+def test_nor_for_another_device_of_its_pool():
+    pool, asked = MemoryPool(), []
+
+    def callback(error):
+        asked.append(error.device)
+        with pytest.raises(OutOfMemoryError):
+            pool.malloc(2 * MIB, device=1)
+
+    for device in (0, 1):
+        pool.set_limit(size=MIB, device=device)
+    pool.set_out_of_memory_callback(callback)
+    with pytest.raises(OutOfMemoryError):
+        pool.malloc(2 * MIB)
+    assert asked == [0]
+
+
 def test_another_thread_is_asked_while_it_runs(pool, in_threads):
     """What is under way on one thread is no reason not to ask on another."""
     together = threading.Barrier(2)

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -312,7 +313,8 @@ def test_a_function_that_gives_null_says_so():
     assert (error.total, error.used_bytes) == (None, None)
     assert str(error) == (
         "Out of memory: 1,000 bytes could not be allocated. "
-        "Cause: allocator: what was asked for the memory has no more."
+        "Cause: allocator: what was asked for the memory has no more. "
+        "Let go of memory that came from there."
     )
 
 
@@ -358,14 +360,28 @@ print(failure(pool, 6 * MIB))
     before, after, limit = on_a_small_device(script, code)
     assert "set_out_of_memory_callback()" in before
     assert "set_out_of_memory_callback" not in after
-    assert limit.endswith("the device has no room for a higher limit.")
+    assert limit.endswith(
+        "Let go of pointers: the device has no room for a higher limit."
+    )
 
 
 def test_a_request_above_the_limit_is_told_by_how_much(pool):
+    """Pointers that die make no room for it."""
     pool.set_limit(size=MIB)
+    kept = pool.malloc(UNIT)
     error = failure(pool, 3 * MIB)
-    assert (error.cause, error.missing_bytes) == ("limit", 2 * MIB)
-    assert "set_limit()" in str(error)
+    assert (error.cause, error.missing_bytes) == ("limit", 2 * MIB + UNIT)
+    assert str(error).endswith("Raise it by set_limit(), or ask for less at a time.")
+    error = failure(pool, gpumem.Device().mem_info[1])
+    assert str(error).endswith(
+        "Ask for less at a time: the device has no room for a higher limit."
+    )
+    del kept
+
+
+def test_a_size_below_0_is_recognised(pool):
+    """As an unsigned number it is more than can be."""
+    assert "a difference that went below 0" in str(failure(pool, 2**64 - 512))
 
 
 # ---- it cannot fail ----
@@ -383,6 +399,38 @@ def test_a_device_that_does_not_answer_leaves_gaps(pool, call):
     assert "Device" not in str(error)
     assert testing.last_error() == 0
     del kept
+
+
+def without_host_memory():
+    """Each allocation of the interpreter fails in turn, and then all from it on. Where
+    it has no memory for the traceback it puts an exception of its own before ours."""
+    import _testcapi
+
+    pool = MemoryPool()
+    pool.set_limit(size=MIB)
+    seen = []
+    sys.unraisablehook = lambda report: None  # the collector lacks memory too
+    for count in (1, 0):
+        for first in range(1, 60):
+            _testcapi.set_nomemory(first, first + 1 if count else 0)
+            try:
+                pool.malloc(2 * MIB)
+            except MemoryError as error:
+                _testcapi.remove_mem_hooks()
+                ours = error.__context__ or error
+                seen.append((type(ours).__name__, ours.cause, ours.size // MIB))
+                del error, ours
+    print(len(seen), *set(seen))
+
+
+def test_it_is_there_though_there_is_no_host_memory_for_it(script):
+    pytest.importorskip("_testcapi", reason="no allocator that fails")
+    done = script(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+        "import test_oom_error; test_oom_error.without_host_memory()",
+        GPUMEM_BACKEND="sim",
+    )
+    assert (done.stdout, done.stderr) == ("118 ('OutOfMemoryError', 'limit', 2)\n", "")
 
 
 @pytest.mark.sim_only

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * MemoryAsyncPool's methods that ask the driver about the current device's pool, trim
- * it or bound it.
+ * MemoryAsyncPool's methods that ask the driver about a device's pool, trim it or bound
+ * it.
  *
  * The figures are the driver's, for all that takes from its pool. Reading them touches
  * no other device.
@@ -13,7 +13,10 @@
 #include "core/gm_process.h" // gm_process_is_forked
 
 int
-gmpy_async_pool_find(const gmpy_async_pool *self, int *device, gm_mem_pool *out)
+gmpy_async_pool_find(const gmpy_async_pool *self,
+                     PyObject *device_arg,
+                     int *device,
+                     gm_mem_pool *out)
 {
     if (!self->pools) {
         PyErr_SetString(PyExc_RuntimeError, "the pool was not initialized");
@@ -23,8 +26,7 @@ gmpy_async_pool_find(const gmpy_async_pool *self, int *device, gm_mem_pool *out)
         gmpy_raise(self->st, GM_ERR_FORKED, "using a memory pool");
         return -1;
     }
-    *device = gmpy_current_device(self->st);
-    if (*device < 0) {
+    if (gmpy_as_device_or_current(self->st, device_arg, device) < 0) {
         return -1;
     }
     *out = self->pools[*device];
@@ -53,40 +55,35 @@ gmpy_async_pool_read(const gm_backend *backend,
 /* ---- trimming ---- */
 
 const char gmpy_async_pool_free_all_blocks_doc[] = PyDoc_STR(
-    "free_all_blocks($self, stream=None)\n"
+    "free_all_blocks($self, stream=None, *, device=None)\n"
     "--\n"
     "\n"
-    "Gives what the pool of the current device has cached back to the device.\n"
+    "Gives what a device's pool has cached back to the device.\n"
     "\n"
     "Waits for the stream first, so that what was freed in its order goes too.\n"
     "\n"
     "Args:\n"
-    "    stream (Stream): the stream to wait for; the current one if None.\n"
+    "    stream (Stream): the stream to wait for; the device's current one if\n"
+    "        None.\n"
+    "    device (int or Device): which device's pool; the current one's if None.\n"
     "\n"
     "Raises:\n"
     "    TypeError: stream is not a stream.\n"
+    "    ValueError: there is no such device.\n"
     "    CUDARuntimeError: the device refused.");
 
-PyObject *
-gmpy_async_pool_free_all_blocks(PyObject *op,
-                                PyObject *const *args,
-                                Py_ssize_t nargs,
-                                PyObject *kwnames)
+/* Waits for the stream that the argument means on the current device, and trims. 0 or
+ * -1. */
+static int
+trim_after(gmpy_state *st, PyObject *stream_arg, gm_mem_pool pool)
 {
-    static const gmpy_signature signature = {"free_all_blocks", 1, 0, 1, {"stream"}};
-    const gmpy_async_pool *self = (const gmpy_async_pool *)op;
-    const gm_backend *backend = self->st->backend;
-    PyObject *given[1];
+    const gm_backend *backend = st->backend;
     gmpy_stream_ref stream;
-    gm_mem_pool pool;
-    gm_status status;
-    int device;
     gm_device_mark back;
+    gm_status status;
 
-    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
-        gmpy_async_pool_find(self, &device, &pool) < 0 ||
-        gmpy_as_stream(self->st, given[0], &stream) < 0) {
-        return NULL;
+    if (gmpy_as_stream(st, stream_arg, &stream) < 0) {
+        return -1;
     }
     Py_BEGIN_ALLOW_THREADS
     status = gmpy_stream_enter(backend, &stream, &back);
@@ -99,23 +96,59 @@ gmpy_async_pool_free_all_blocks(PyObject *op,
     }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
-        return gmpy_raise(self->st, status, "trimming a memory pool");
+        gmpy_raise(st, status, "trimming a memory pool");
+        return -1;
+    }
+    return 0;
+}
+
+PyObject *
+gmpy_async_pool_free_all_blocks(PyObject *op,
+                                PyObject *const *args,
+                                Py_ssize_t nargs,
+                                PyObject *kwnames)
+{
+    static const gmpy_signature signature = {
+        "free_all_blocks", 2, 0, 1, {"stream", "device"}};
+    const gmpy_async_pool *self = (const gmpy_async_pool *)op;
+    PyObject *given[2];
+    gm_mem_pool pool;
+    int result;
+    int device;
+    gm_device_mark back;
+
+    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
+        gmpy_async_pool_find(self, given[1], &device, &pool) < 0 ||
+        gmpy_device_enter(self->st, device, &back) < 0) {
+        return NULL;
+    }
+    result = trim_after(self->st, given[0], pool);
+    gmpy_device_leave(self->st, &back);
+    if (result < 0) {
+        return NULL;
     }
     Py_RETURN_NONE;
 }
 
 /* ---- asking ---- */
 
-/* The figures of the current device's pool. 0 or -1. */
+/* The figures of the pool of the device that a call of `method` names. 0 or -1. */
 static int
-ask_figures(PyObject *op, gmpy_async_figures *out)
+ask_figures(PyObject *op,
+            const gmpy_signature *signature,
+            PyObject *const *args,
+            Py_ssize_t nargs,
+            PyObject *kwnames,
+            gmpy_async_figures *out)
 {
     const gmpy_async_pool *self = (const gmpy_async_pool *)op;
+    PyObject *device_arg;
     gm_mem_pool pool;
     gm_status status;
     int device;
 
-    if (gmpy_async_pool_find(self, &device, &pool) < 0) {
+    if (gmpy_unpack(signature, args, nargs, kwnames, &device_arg) < 0 ||
+        gmpy_async_pool_find(self, device_arg, &device, &pool) < 0) {
         return -1;
     }
     if (!self->has_figures) {
@@ -134,32 +167,66 @@ ask_figures(PyObject *op, gmpy_async_figures *out)
     return 0;
 }
 
-#define FIGURE(name, value)                                                            \
-    PyObject *gmpy_async_pool_##name(PyObject *op, PyObject *Py_UNUSED(ignored))       \
+#define FIGURE(name, value, text)                                                      \
+    PyObject *gmpy_async_pool_##name(PyObject *op, PyObject *const *args,              \
+                                     Py_ssize_t nargs, PyObject *kwnames)              \
     {                                                                                  \
+        static const gmpy_signature signature = {#name, 1, 0, 1, {"device"}};          \
         gmpy_async_figures f;                                                          \
                                                                                        \
-        return ask_figures(op, &f) < 0 ? NULL : PyLong_FromUnsignedLongLong(value);    \
-    }
-FIGURE(used_bytes, f.used)
-FIGURE(total_bytes, f.reserved)
-FIGURE(free_bytes, f.reserved - f.used)
-FIGURE(get_limit, f.threshold)
+        return ask_figures(op, &signature, args, nargs, kwnames, &f) < 0               \
+                   ? NULL                                                              \
+                   : PyLong_FromUnsignedLongLong(value);                               \
+    }                                                                                  \
+    const char gmpy_async_pool_##name##_doc[] = PyDoc_STR(                             \
+        #name "($self, device=None)\n"                                                 \
+              "--\n"                                                                   \
+              "\n"                                                                     \
+              "Returns the bytes " text "\n"                                           \
+              "\n"                                                                     \
+              "Args:\n"                                                                \
+              "    device (int or Device): which device's pool; the current one's\n"   \
+              "        if None.\n"                                                     \
+              "\n"                                                                     \
+              "Raises:\n"                                                              \
+              "    RuntimeError: the driver cannot be asked.\n"                        \
+              "    ValueError: there is no such device.");
+FIGURE(used_bytes, f.used, "that are in use.")
+FIGURE(total_bytes, f.reserved, "that the pool holds from the device.")
+FIGURE(free_bytes, f.reserved - f.used, "that it holds and that are not in use.")
+FIGURE(get_limit, f.threshold, "that it may hold, 2**64-1 for no limit.")
 #undef FIGURE
 
+const char gmpy_async_pool_n_free_blocks_doc[] =
+    PyDoc_STR("n_free_blocks($self, device=None)\n"
+              "--\n"
+              "\n"
+              "Not offered: raises NotImplementedError.");
+
 PyObject *
-gmpy_async_pool_n_free_blocks(PyObject *Py_UNUSED(op), PyObject *Py_UNUSED(ignored))
+gmpy_async_pool_n_free_blocks(PyObject *op,
+                              PyObject *const *args,
+                              Py_ssize_t nargs,
+                              PyObject *kwnames)
 {
-    PyErr_SetString(PyExc_NotImplementedError,
-                    "the driver does not tell how many blocks its pool has cached");
+    static const gmpy_signature signature = {"n_free_blocks", 1, 0, 1, {"device"}};
+    PyObject *device_arg;
+    gm_mem_pool pool;
+    int device;
+
+    if (gmpy_unpack(&signature, args, nargs, kwnames, &device_arg) == 0 &&
+        gmpy_async_pool_find((gmpy_async_pool *)op, device_arg, &device, &pool) == 0) {
+        PyErr_SetString(PyExc_NotImplementedError,
+                        "the driver does not tell how many blocks its pool has cached");
+    }
     return NULL;
 }
 
 const char gmpy_async_pool_set_limit_doc[] = PyDoc_STR(
-    "set_limit($self, size=None, fraction=None)\n"
+    "set_limit($self, size=None, fraction=None, *, device=None)\n"
     "--\n"
     "\n"
-    "Sets the most that the pool of the current device may hold: the driver's\n"
+    "Sets the most that a device's pool may hold: the driver's\n"
     "release threshold, beyond which it gives back at the next wait what is free,\n"
     "and a soft limit for requests through this object.\n"
     "\n"
@@ -167,9 +234,11 @@ const char gmpy_async_pool_set_limit_doc[] = PyDoc_STR(
     "    size (int): bytes; 0 for no limit.\n"
     "    fraction (float): a part of the device's total memory, from 0 to 1; 0\n"
     "        for no limit. With neither argument there is no limit.\n"
+    "    device (int or Device): which device's pool; the current one's if None.\n"
     "\n"
     "Raises:\n"
-    "    ValueError: both are given, or one is out of range.\n"
+    "    ValueError: both are given, one is out of range, or there is no such\n"
+    "        device.\n"
     "    TypeError: size is not an integer, or fraction not a number.");
 
 PyObject *
@@ -179,16 +248,16 @@ gmpy_async_pool_set_limit(PyObject *op,
                           PyObject *kwnames)
 {
     static const gmpy_signature signature = {
-        "set_limit", 2, 0, 2, {"size", "fraction"}};
+        "set_limit", 3, 0, 2, {"size", "fraction", "device"}};
     const gmpy_async_pool *self = (const gmpy_async_pool *)op;
-    PyObject *given[2];
+    PyObject *given[3];
     gm_mem_pool pool;
     gm_status status;
     size_t limit;
     int device;
 
     if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
-        gmpy_async_pool_find(self, &device, &pool) < 0 ||
+        gmpy_async_pool_find(self, given[2], &device, &pool) < 0 ||
         gmpy_as_limit(self->st, device, given[0], given[1], &limit) < 0) {
         return NULL;
     }

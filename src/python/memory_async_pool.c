@@ -36,7 +36,8 @@ PyDoc_STRVAR(
     "\n"
     "Requests are served and memory is taken back in the order of the current\n"
     "stream. Set it as the allocator by set_allocator(MemoryAsyncPool().malloc).\n"
-    "Its methods are about the current device. Memory hooks are not told of it.\n"
+    "Its methods are about the current device where they are given none. Memory\n"
+    "hooks are not told of it, and no callback is asked when memory runs out.\n"
     "\n"
     "Making one sets which pool each device takes stream-ordered memory from, for\n"
     "the whole process, and how much it keeps: all of it, or what\n"
@@ -396,14 +397,15 @@ pool_take(async_request *r)
 
 PyDoc_STRVAR(
     malloc_doc,
-    "malloc($self, size)\n"
+    "malloc($self, size, *, device=None)\n"
     "--\n"
     "\n"
-    "Allocates memory of the current device in the order of the current stream.\n"
+    "Allocates memory of a device in the order of its current stream.\n"
     "\n"
     "Args:\n"
     "    size (int): bytes, rounded up to whole units of 512; 0 gives a null\n"
     "        pointer.\n"
+    "    device (int or Device): on which device; the current one if None.\n"
     "\n"
     "Returns:\n"
     "    MemoryPointer: to the start of a MemoryAsync.\n"
@@ -412,6 +414,7 @@ PyDoc_STRVAR(
     "    OutOfMemoryError: there is no memory, or the limit does not allow it.\n"
     "    OverflowError: size is negative or above 2**64-1.\n"
     "    TypeError: size is not an integer.\n"
+    "    ValueError: there is no such device.\n"
     "    CUDARuntimeError: the device refused for another reason.");
 
 static PyObject *
@@ -420,13 +423,15 @@ memory_async_pool_malloc(PyObject *op,
                          Py_ssize_t nargs,
                          PyObject *kwnames)
 {
-    static const gmpy_signature signature = {"malloc", 1, 1, 1, {"size"}};
+    static const gmpy_signature signature = {"malloc", 2, 1, 1, {"size", "device"}};
     async_request r = {.self = (const gmpy_async_pool *)op};
-    PyObject *given[1];
+    PyObject *given[2];
+    PyObject *mem;
+    gm_device_mark back;
 
     if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
         gmpy_as_size(given[0], "size", &r.size) < 0 ||
-        gmpy_async_pool_find(r.self, &r.device, &r.pool) < 0) {
+        gmpy_async_pool_find(r.self, given[1], &r.device, &r.pool) < 0) {
         return NULL;
     }
     if (r.size > GM_SIZE_MAX) {
@@ -437,8 +442,12 @@ memory_async_pool_malloc(PyObject *op,
         return gmpy_raise_shortage(r.self->st, &what);
     }
     r.rounded = gm_size_round(r.size);
-    return gmpy_pointer_to_new(
-        r.self->st, r.size ? pool_take(&r) : gmpy_memory_async_new(r.self->st, 0));
+    if (gmpy_device_enter(r.self->st, r.device, &back) < 0) {
+        return NULL;
+    }
+    mem = r.size ? pool_take(&r) : gmpy_memory_async_new(r.self->st, 0);
+    gmpy_device_leave(r.self->st, &back);
+    return gmpy_pointer_to_new(r.self->st, mem);
 }
 
 /* ---- the type ---- */
@@ -478,23 +487,12 @@ static PyGetSetDef memory_async_pool_getset[] = {
 static PyMethodDef memory_async_pool_methods[] = {
     {"malloc", (PyCFunction)(void (*)(void))memory_async_pool_malloc,
      METH_FASTCALL | METH_KEYWORDS, malloc_doc},
-    {"free_all_blocks", (PyCFunction)(void (*)(void))gmpy_async_pool_free_all_blocks,
-     METH_FASTCALL | METH_KEYWORDS, gmpy_async_pool_free_all_blocks_doc},
-    {"n_free_blocks", gmpy_async_pool_n_free_blocks, METH_NOARGS,
-     "n_free_blocks($self, /)\n--\n\nNot offered: raises NotImplementedError."},
-    {"used_bytes", gmpy_async_pool_used_bytes, METH_NOARGS,
-     "used_bytes($self, /)\n--\n\nReturns the bytes that are in use of the pool of the "
-     "current device.\n\nRaises:\n    RuntimeError: the driver cannot be asked."},
-    {"free_bytes", gmpy_async_pool_free_bytes, METH_NOARGS,
-     "free_bytes($self, /)\n--\n\nReturns the bytes that it holds and that are not in "
-     "use."},
-    {"total_bytes", gmpy_async_pool_total_bytes, METH_NOARGS,
-     "total_bytes($self, /)\n--\n\nReturns the bytes that it holds from the device."},
-    {"set_limit", (PyCFunction)(void (*)(void))gmpy_async_pool_set_limit,
-     METH_FASTCALL | METH_KEYWORDS, gmpy_async_pool_set_limit_doc},
-    {"get_limit", gmpy_async_pool_get_limit, METH_NOARGS,
-     "get_limit($self, /)\n--\n\nReturns the limit in bytes, 2**64-1 for none."},
-    {0},
+#define METHOD(name)                                                                   \
+    {#name, (PyCFunction)(void (*)(void))gmpy_async_pool_##name,                       \
+     METH_FASTCALL | METH_KEYWORDS, gmpy_async_pool_##name##_doc},
+    GMPY_ASYNC_POOL_METHODS(METHOD)
+#undef METHOD
+        {0},
 };
 
 static PyType_Slot memory_async_pool_slots[] = {

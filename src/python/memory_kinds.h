@@ -67,8 +67,12 @@ int gmpy_memory_async_pool_init(PyObject *module, gmpy_state *st);
 
 /* ---- async_pool_figures.c ---- */
 
-/* The current device and its pool. 0 or -1. */
-int gmpy_async_pool_find(const gmpy_async_pool *self, int *device, gm_mem_pool *out);
+/* The device that a `device` argument (NULL or None: the current one) means, and its
+ * pool. 0 or -1. */
+int gmpy_async_pool_find(const gmpy_async_pool *self,
+                         PyObject *device_arg,
+                         int *device,
+                         gm_mem_pool *out);
 
 /* What a pool holds, what of it is in use, and what it keeps at most. */
 typedef struct gmpy_async_figures {
@@ -82,20 +86,22 @@ gm_status gmpy_async_pool_read(const gm_backend *backend,
                                gm_mem_pool pool,
                                gmpy_async_figures *out);
 
-PyObject *gmpy_async_pool_free_all_blocks(PyObject *self,
-                                          PyObject *const *args,
-                                          Py_ssize_t nargs,
-                                          PyObject *kwnames);
-PyObject *gmpy_async_pool_set_limit(PyObject *self,
-                                    PyObject *const *args,
-                                    Py_ssize_t nargs,
-                                    PyObject *kwnames);
-PyObject *gmpy_async_pool_n_free_blocks(PyObject *self, PyObject *ignored);
-PyObject *gmpy_async_pool_used_bytes(PyObject *self, PyObject *ignored);
-PyObject *gmpy_async_pool_free_bytes(PyObject *self, PyObject *ignored);
-PyObject *gmpy_async_pool_total_bytes(PyObject *self, PyObject *ignored);
-PyObject *gmpy_async_pool_get_limit(PyObject *self, PyObject *ignored);
-extern const char gmpy_async_pool_free_all_blocks_doc[];
-extern const char gmpy_async_pool_set_limit_doc[];
+/* The methods that are about the pool of one device; for each there is a function
+ * gmpy_async_pool_NAME and a text gmpy_async_pool_NAME_doc. */
+#define GMPY_ASYNC_POOL_METHODS(X)                                                     \
+    X(free_all_blocks)                                                                 \
+    X(n_free_blocks)                                                                   \
+    X(used_bytes)                                                                      \
+    X(free_bytes)                                                                      \
+    X(total_bytes)                                                                     \
+    X(set_limit)                                                                       \
+    X(get_limit)
+
+#define GMPY_ASYNC_POOL_METHOD(name)                                                   \
+    PyObject *gmpy_async_pool_##name(PyObject *self, PyObject *const *args,            \
+                                     Py_ssize_t nargs, PyObject *kwnames);             \
+    extern const char gmpy_async_pool_##name##_doc[];
+GMPY_ASYNC_POOL_METHODS(GMPY_ASYNC_POOL_METHOD)
+#undef GMPY_ASYNC_POOL_METHOD
 
 #endif

@@ -50,6 +50,7 @@
     X(GuardType)                                                                       \
     X(OutOfMemoryError)                                                                \
     X(CUDARuntimeError)                                                                \
+    X(spare_error) /* an OutOfMemoryError for when there is no memory for one */       \
     X(null_stream)                                                                     \
     X(ptds_stream)                                                                     \
     X(process_hooks)     /* memory hooks of the process by name, a dictionary */       \

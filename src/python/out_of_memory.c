@@ -5,9 +5,10 @@
  *
  * One that a pool raises also knows why: it holds a gm_shortage (core/gm_shortage.h),
  * and its attributes read that, so that making the exception takes one object and, for
- * the text, two more; without host memory for the text it goes without. It never asks a
- * device for anything. What is not known reads as None and is left out of the text. All
- * of it travels as state when the exception is pickled or copied.
+ * the text, two more; without host memory for the text it goes without, and without any
+ * for itself it is the one that was made beforehand. It never asks a device for
+ * anything. What is not known reads as None and is left out of the text. All of it
+ * travels as state when the exception is pickled or copied.
  */
 #include "module.h"
 #include "out_of_memory.h"
@@ -50,17 +51,47 @@ out_of_memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return self;
 }
 
-PyObject *
-gmpy_out_of_memory_new(gmpy_state *st, const gm_shortage *what, bool has_callback)
+/* One that knows nothing yet: new reference, or NULL without an exception. */
+static PyObject *
+make_blank(gmpy_state *st)
 {
     PyTypeObject *type = gmpy_type(st->OutOfMemoryError);
     PyObject *nothing = PyTuple_New(0);
     PyObject *self = nothing ? type->tp_new(type, nothing, NULL) : NULL;
-    gmpy_shortage_text text;
 
     Py_XDECREF(nothing);
     if (!self) {
-        return NULL;
+        PyErr_Clear();
+    }
+    return self;
+}
+
+/* The same, from the spare one where there is no host memory for another. */
+static PyObject *
+take_blank(gmpy_state *st)
+{
+    PyObject *self = make_blank(st);
+    PyObject *unused;
+
+    if (!self) {
+        return __atomic_exchange_n(&st->spare_error, NULL, __ATOMIC_ACQ_REL);
+    }
+    if (!__atomic_load_n(&st->spare_error, __ATOMIC_RELAXED)) {
+        unused =
+            __atomic_exchange_n(&st->spare_error, make_blank(st), __ATOMIC_ACQ_REL);
+        Py_XDECREF(unused); // of another thread that was as quick
+    }
+    return self;
+}
+
+PyObject *
+gmpy_out_of_memory_new(gmpy_state *st, const gm_shortage *what, bool has_callback)
+{
+    PyObject *self = take_blank(st);
+    gmpy_shortage_text text;
+
+    if (!self) {
+        return PyErr_NoMemory(); // twice in a row, and the first is in use
     }
     *shortage_of(self) = *what;
     gmpy_shortage_tell(what, has_callback, &text);
@@ -361,6 +392,11 @@ gmpy_out_of_memory_init(PyObject *module, gmpy_state *st)
     st->OutOfMemoryError =
         PyType_FromModuleAndSpec(module, &out_of_memory_spec, PyExc_MemoryError);
     if (!st->OutOfMemoryError) {
+        return -1;
+    }
+    st->spare_error = make_blank(st);
+    if (!st->spare_error) {
+        PyErr_NoMemory();
         return -1;
     }
     return PyModule_AddObjectRef(module, "OutOfMemoryError", st->OutOfMemoryError);

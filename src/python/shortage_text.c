@@ -155,16 +155,30 @@ say_numbers(gmpy_shortage_text *t, const gm_shortage *s)
     }
 }
 
-/* One thing to do that is not done yet and would help; NULL for none. */
+/* The device may have no room for a higher limit, and pointers that die none for a
+ * request that is above the limit by itself. */
+static const char *
+hint_for_limit(const gm_shortage *s)
+{
+    bool full = s->device_free != GM_UNKNOWN && s->device_free < s->rounded_size;
+    bool alone = s->rounded_size > s->limit;
+
+    if (full) {
+        return alone ? "Ask for less at a time: the device has no room for a higher "
+                       "limit"
+                     : "Let go of pointers: the device has no room for a higher limit";
+    }
+    return alone ? "Raise it by set_limit(), or ask for less at a time"
+                 : "Raise it by set_limit(), or let go of pointers";
+}
+
+/* One thing to do that is not done yet and would help. */
 static const char *
 hint_for(const gm_shortage *s, bool has_callback)
 {
     switch (s->cause) {
     case GM_CAUSE_LIMIT:
-        if (s->device_free != GM_UNKNOWN && s->device_free < s->missing_bytes) {
-            return "Let go of pointers: the device has no room for a higher limit";
-        }
-        return "Raise it by set_limit(), or let go of pointers";
+        return hint_for_limit(s);
     case GM_CAUSE_FULL:
         return has_callback ? "Let go of pointers before the request"
                             : "Let go of pointers, or have a function do it that "
@@ -176,10 +190,14 @@ hint_for(const gm_shortage *s, bool has_callback)
     case GM_CAUSE_OTHER_PROCESS:
         return "See by nvidia-smi which process it is";
     case GM_CAUSE_TOO_LARGE:
-        return "Ask for less at a time";
+        return s->rounded_size == GM_UNKNOWN
+                   ? "See how the size came about: it is mostly a difference that went "
+                     "below 0"
+                   : "Ask for less at a time";
     case GM_CAUSE_CAPTURE:
         return "Have the pool cache enough for the graph before recording it";
     case GM_CAUSE_ALLOCATOR:
+        return "Let go of memory that came from there";
     case GM_CAUSE_UNKNOWN:
     case GM_CAUSE_COUNT:
         break;
@@ -190,7 +208,7 @@ hint_for(const gm_shortage *s, bool has_callback)
 void
 gmpy_shortage_tell(const gm_shortage *what, bool has_callback, gmpy_shortage_text *out)
 {
-    const char *hint = hint_for(what, has_callback);
+    const char *hint;
 
     out->length = 0;
     say_what(out, what);
@@ -199,6 +217,7 @@ gmpy_shortage_tell(const gm_shortage *what, bool has_callback, gmpy_shortage_tex
     }
     say_cause(out, what);
     say_numbers(out, what);
+    hint = hint_for(what, has_callback);
     if (hint) {
         say(out, " %s.", hint);
     }
