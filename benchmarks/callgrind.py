@@ -25,6 +25,7 @@ from benchmarks import programs
 
 RECORD = programs.ROOT / "benchmarks" / "c" / "instructions.json"
 WAYS = {
+    "again": "hit + free, the last request once more",
     "exact": "hit + free, the block has just the size",
     "split": "hit + free, cut off and joined again",
     "joined": "hit + free, four blocks freed out of order",

@@ -8,12 +8,13 @@
  * the pairs alone, so the difference of their instructions over the difference of the
  * counts is exact, whatever the rest of the program does. Ways:
  *
- *     exact    the only free block that fits has just the size
- *     split    it is larger: cut at each hit, joined again with what was cut off
- *     joined   four blocks taken and given back in the order 2, 3, 1, 4, so that a free
- *              joins none, one or both of its neighbours; COUNT counts pairs
- *     crowded  65,536 free blocks of one size between live ones: the longest search
- *              that the index can be brought to
+ *     again    the same request again once its block was given back, cut off a larger
+ * one exact    two blocks by turns, one taken and then the other given back, so that
+ * each goes through the index; the free block that fits has just the size split    two
+ * sizes by turns, each cut at each hit off a larger block of its own and joined with it
+ * again joined   four blocks taken and given back in the order 2, 3, 1, 4, so that a
+ * free joins none, one or both of its neighbours crowded  as exact, among 65,536 free
+ * blocks of that size: the longest search that the index can be brought to
  */
 #include "bench.h"
 
@@ -53,8 +54,16 @@ alternate(scene *s, size_t count)
     s->count = count;
 }
 
+/* ---- the ways ---- */
+
 static void
-run_pairs(scene *s, size_t count)
+prepare_again(scene *s)
+{
+    bench_give(s->pool, bench_take(s->pool, (size_t)16 * SIZE, 0));
+}
+
+static void
+run_again(scene *s, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         bench_give(s->pool, bench_take(s->pool, SIZE, 0));
@@ -64,19 +73,57 @@ run_pairs(scene *s, size_t count)
 static void
 prepare_exact(scene *s)
 {
-    alternate(s, 2);
-}
-
-static void
-prepare_split(scene *s)
-{
-    bench_give(s->pool, bench_take(s->pool, (size_t)16 * SIZE, 0));
+    alternate(s, 3);
 }
 
 static void
 prepare_crowded(scene *s)
 {
     alternate(s, CROWD + 1);
+}
+
+static void
+run_turns(scene *s, size_t count)
+{
+    bench_block other = bench_take(s->pool, SIZE, 0);
+
+    for (size_t i = 0; i < count; i++) {
+        bench_block taken = bench_take(s->pool, SIZE, 0);
+
+        bench_give(s->pool, other);
+        other = taken;
+    }
+    bench_give(s->pool, other);
+}
+
+/* Two free blocks with a live one between. */
+static void
+prepare_split(scene *s)
+{
+    bench_block small;
+    bench_block large;
+
+    s->kept = calloc(1, sizeof(*s->kept));
+    bench_insist(s->kept != NULL, "no host memory");
+    s->count = 1;
+    bench_give(s->pool, bench_take(s->pool, (size_t)(4 + 1 + 16) * SIZE, 0));
+    small = bench_take(s->pool, (size_t)4 * SIZE, 0);
+    s->kept[0] = bench_take(s->pool, SIZE, 0);
+    large = bench_take(s->pool, (size_t)16 * SIZE, 0);
+    bench_give(s->pool, small);
+    bench_give(s->pool, large);
+}
+
+static void
+run_split(scene *s, size_t count)
+{
+    for (size_t i = 0; i < count; i += 2) {
+        bench_block small = bench_take(s->pool, SIZE, 0);
+        bench_block large = bench_take(s->pool, (size_t)8 * SIZE, 0);
+
+        bench_give(s->pool, small);
+        bench_give(s->pool, large);
+    }
 }
 
 static void
@@ -100,10 +147,9 @@ static const struct way {
     void (*prepare)(scene *s);
     void (*run)(scene *s, size_t count);
 } ways[] = {
-    {"exact", prepare_exact, run_pairs},
-    {"split", prepare_split, run_pairs},
-    {"joined", prepare_split, run_joined},
-    {"crowded", prepare_crowded, run_pairs},
+    {"again", prepare_again, run_again},     {"exact", prepare_exact, run_turns},
+    {"split", prepare_split, run_split},     {"joined", prepare_again, run_joined},
+    {"crowded", prepare_crowded, run_turns},
 };
 
 static const struct way *
@@ -125,7 +171,7 @@ main(int argc, char **argv)
     scene s = {0};
 
     if (!way) {
-        fprintf(stderr, "usage: hit_free exact|split|joined|crowded COUNT\n");
+        fprintf(stderr, "usage: hit_free again|exact|split|joined|crowded COUNT\n");
         return 1;
     }
     s.pool = bench_pool(&addresses);

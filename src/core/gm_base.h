@@ -17,6 +17,7 @@
 #define GM_LIKELY(x) __builtin_expect(!!(x), 1)
 #define GM_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define GM_MUST_CHECK __attribute__((warn_unused_result))
+#define GM_NOINLINE __attribute__((noinline))
 #define GM_COLD __attribute__((cold, noinline))
 
 #define GM_CACHE_LINE 64

@@ -44,10 +44,10 @@ struct gm_block {
     uint16_t client;     // whose request it serves; 0 is the program itself.
                          // CAPTURED: number of its part
     uint8_t state;       // gm_block_state
+    uint8_t height;      // FREE, CAPTURED: of its subtree in the index
     union {
-        struct { // FREE, CAPTURED: its place in the index
-            gm_block *left;
-            gm_block *right;
+        struct {               // FREE, CAPTURED: its place in the index
+            gm_block *side[2]; // what comes before it and after it
         } tree;
         struct {                // LIVE
             size_t requested;   // bytes asked for, before rounding
@@ -101,22 +101,73 @@ typedef struct gm_block_store {
     size_t nodes; // made so far
 } gm_block_store;
 
-/* Makes sure that the next gm_block_take succeeds. Host memory only. */
-GM_MUST_CHECK bool gm_block_store_prepare(gm_block_store *store);
+/* More nodes; false when there is no host memory. */
+GM_COLD GM_MUST_CHECK bool gm_block_store_grow(gm_block_store *store);
+
+/* Makes sure that the next gm_block_take succeeds. */
+GM_MUST_CHECK static inline bool
+gm_block_store_prepare(gm_block_store *store)
+{
+    return GM_LIKELY(store->spare != NULL) || gm_block_store_grow(store);
+}
+
 void gm_block_store_fini(gm_block_store *store);
 
 /* A spare node; the store was prepared. */
-gm_block *gm_block_take(gm_block_store *store);
+static inline gm_block *
+gm_block_take(gm_block_store *store)
+{
+    gm_block *block = store->spare;
+
+    GM_ASSERT(block && block->state == GM_BLOCK_SPARE);
+    store->spare = block->u.spare;
+    return block;
+}
 
 /* Back to the store; its generation was already changed by whoever ended it. */
-void gm_block_give(gm_block_store *store, gm_block *block);
+static inline void
+gm_block_give(gm_block_store *store, gm_block *block)
+{
+    block->state = GM_BLOCK_SPARE;
+    block->u.spare = store->spare;
+    store->spare = block;
+}
 
 /* Cuts `block` to `size` bytes; the rest becomes `tail`, a node from the store, linked
  * above it. Neither is in an index. block->size > size > 0. */
-void gm_block_split(gm_block *block, size_t size, gm_block *tail);
+static inline void
+gm_block_split(gm_block *block, size_t size, gm_block *tail)
+{
+    gm_block *next = block->next;
+
+    GM_ASSERT(block->size > size && size > 0);
+    tail->addr = block->addr + size;
+    tail->size = block->size - size;
+    tail->segment = block->segment;
+    tail->prev = block;
+    tail->next = next;
+    if (next) {
+        next->prev = tail;
+    }
+    block->next = tail;
+    block->size = size;
+}
 
 /* `block` takes in the block above it, whose node is left to the caller. */
-void gm_block_absorb_next(gm_block *block);
+static inline void
+gm_block_absorb_next(gm_block *block)
+{
+    gm_block *next = block->next;
+    gm_block *after = next->next;
+
+    GM_ASSERT(next->segment == block->segment);
+    GM_ASSERT(block->addr + block->size == next->addr);
+    block->size += next->size;
+    block->next = after;
+    if (after) {
+        after->prev = block;
+    }
+}
 
 /* True when the whole segment is one free block. */
 static inline bool

@@ -115,7 +115,7 @@ check_indexed(void *context, const gm_block *block)
         t->fault = "the index holds a block that is not free";
     }
     else if (t->before && gm_size_bin(t->before->size) == gm_size_bin(block->size) &&
-             !gm_index_before(t->before, block)) {
+             !gm_tree_before(t->before, block)) {
         t->fault = "the index is out of order";
     }
     t->before = block;
@@ -180,7 +180,7 @@ check_counters(const gm_pool *pool, const tally *t)
     if (s->total_bytes != t->total || s->segments != t->segments) {
         return "the counters of segments are wrong";
     }
-    if (s->free_blocks != t->free_blocks) {
+    if (gm_pool_cached_blocks_locked(pool) != t->free_blocks) {
         return "the count of free blocks is wrong";
     }
     if (s->peak_used_bytes < s->used_bytes || s->peak_total_bytes < s->total_bytes ||

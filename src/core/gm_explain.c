@@ -27,6 +27,7 @@ copy_stats_locked(const gm_pool *pool, gm_stats *out)
     *out = pool->stats;
     out->arenas = pool->arenas.count;
     out->free_bytes = gm_pool_cached_locked(pool);
+    out->free_blocks = gm_pool_cached_blocks_locked(pool);
     if (out->free_bytes > out->peak_free_bytes) {
         out->peak_free_bytes = out->free_bytes;
     }

@@ -45,7 +45,7 @@ best_of_all_locked(const gm_pool *pool, size_t rounded, gm_arena **owner)
         for (gm_arena *arena = table->buckets[i]; arena; arena = arena->chain) {
             gm_block *block = gm_index_best(&arena->index, rounded);
 
-            if (block && (!best || gm_index_before(block, best))) {
+            if (block && (!best || gm_tree_before(block, best))) {
                 best = block;
                 *owner = arena;
             }
@@ -70,9 +70,7 @@ take_from_any_locked(gm_pool *pool, const gm_request *request)
         return NULL;
     }
     gm_pool_note_cached_locked(pool);
-    if (!gm_pool_carve_locked(pool, &owner->index, block, rounded)) {
-        pool->stats.free_blocks--;
-    }
+    (void)gm_pool_carve_locked(pool, &owner->index, block, rounded);
     pool->stats.hits++;
     gm_pool_hand_out_locked(pool, block, request);
     return block;

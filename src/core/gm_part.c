@@ -143,8 +143,8 @@ take_block_locked(gm_pool *pool, gm_part *part, size_t rounded)
     }
     arena = gm_arena_find(&pool->arenas, part->key);
     block = arena ? gm_index_best(&arena->index, rounded) : NULL;
-    if (block && !gm_pool_carve_locked(pool, &arena->index, block, rounded)) {
-        pool->stats.free_blocks--;
+    if (block) {
+        (void)gm_pool_carve_locked(pool, &arena->index, block, rounded);
     }
     return block;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pool's life and its hit path: find the best fit, split, hand out; take back, join
- * with the neighbours. See gm_pool.h for the policy and the contracts; the miss path is
+ * The pool's life and lock, postponed frees, and what is done by address. See gm_pool.h
+ * for the policy and the contracts; the hit path is gm_hit.c, the miss path
  * gm_reclaim.c.
  */
 #include "gm_pending.h"
@@ -79,65 +79,10 @@ gm_pool_user(const gm_pool *pool)
     return pool->user;
 }
 
-/* ---- taking back ---- */
-
-void
-gm_pool_cache_locked(gm_pool *pool, gm_block *block)
-{
-    gm_index *index = &block->segment->arena->index;
-    gm_block *next = block->next;
-    gm_block *prev = block->prev;
-
-    if (next && next->state == GM_BLOCK_FREE) {
-        gm_index_remove(index, next);
-        gm_block_absorb_next(block);
-        gm_block_give(&pool->store, next);
-        pool->stats.free_blocks--;
-        pool->stats.merges++;
-    }
-    if (prev && prev->state == GM_BLOCK_FREE) {
-        gm_index_remove(index, prev);
-        gm_block_absorb_next(prev);
-        gm_block_give(&pool->store, block);
-        pool->stats.free_blocks--;
-        pool->stats.merges++;
-        block = prev;
-    }
-    block->state = GM_BLOCK_FREE;
-    gm_index_put(index, block);
-    pool->stats.free_blocks++;
-}
-
-static void
-pool_take_back_locked(gm_pool *pool, gm_block *block)
-{
-    pool->stats.used_bytes -= block->size;
-    pool->stats.requested_bytes -= block->u.live.requested;
-    pool->stats.live_blocks--;
-    block->generation++;
-    gm_pool_cache_locked(pool, block);
-}
-
-/* Ends the handle of `block`, with its bytes unless those went back by address. */
-static void
-pool_end_handle_locked(gm_pool *pool, gm_block *block)
-{
-    if (GM_LIKELY(block->state == GM_BLOCK_LIVE)) {
-        pool_take_back_locked(pool, block);
-    }
-    else if (block->state == GM_BLOCK_NOTED) {
-        gm_pool_take_back_noted_locked(pool, block);
-    }
-    else if (block->state == GM_BLOCK_VOID) {
-        gm_block_give(&pool->store, block);
-        pool->voided--;
-    }
-}
-
 /* ---- the lock ---- */
 
-GM_COLD static void
-pool_drain_locked(gm_pool *pool)
+void
+gm_pool_drain_locked(gm_pool *pool)
 {
     gm_block *block =
         atomic_exchange_explicit(&pool->deferred, NULL, memory_order_acquire);
@@ -146,17 +91,8 @@ pool_drain_locked(gm_pool *pool)
         gm_block *next = block->u.live.deferred;
 
         pool->stats.deferred_frees++;
-        pool_end_handle_locked(pool, block);
+        gm_pool_end_handle_locked(pool, block);
         block = next;
-    }
-}
-
-static inline void
-pool_entered(gm_pool *pool)
-{
-    if (GM_UNLIKELY(atomic_load_explicit(&pool->deferred, memory_order_relaxed) !=
-                    NULL)) {
-        pool_drain_locked(pool);
     }
 }
 
@@ -164,7 +100,7 @@ void
 gm_pool_lock(gm_pool *pool)
 {
     gm_lock_acquire(&pool->lock);
-    pool_entered(pool);
+    gm_pool_entered_locked(pool);
 }
 
 bool
@@ -173,7 +109,7 @@ gm_pool_try_lock(gm_pool *pool)
     if (GM_UNLIKELY(!gm_lock_try(&pool->lock))) {
         return false;
     }
-    pool_entered(pool);
+    gm_pool_entered_locked(pool);
     return true;
 }
 
@@ -266,91 +202,12 @@ gm_pool_close(gm_pool *pool)
     pool_leave_closed(pool);
 }
 
-/* ---- handing out ---- */
+/* ---- postponed frees ---- */
 
-gm_status
-gm_request_check(const gm_request *request)
-{
-    if (GM_UNLIKELY(request->size - 1 >= GM_SIZE_MAX)) {
-        return request->size ? GM_ERR_TOO_LARGE : GM_ERR_INVALID_VALUE;
-    }
-    return GM_OK;
-}
-
+/* The block keeps the pool alive until it is drained; the reference covers the rest of
+ * this function. */
 void
-gm_pool_hand_out_locked(gm_pool *pool, gm_block *block, const gm_request *request)
-{
-    gm_stats *stats = &pool->stats;
-
-    block->state = GM_BLOCK_LIVE;
-    block->client = request->client;
-    block->u.live.requested = request->size;
-    stats->live_blocks++;
-    stats->requested_bytes += request->size;
-    stats->used_bytes += block->size;
-    stats->allocated_requested_bytes += request->size;
-    stats->allocated_bytes += block->size;
-    if (stats->requested_bytes > stats->peak_requested_bytes) {
-        stats->peak_requested_bytes = stats->requested_bytes;
-    }
-    if (stats->used_bytes > stats->peak_used_bytes) {
-        stats->peak_used_bytes = stats->used_bytes;
-    }
-    if (stats->live_blocks > stats->peak_live_blocks) {
-        stats->peak_live_blocks = stats->live_blocks;
-    }
-}
-
-gm_status
-gm_pool_hit_locked(gm_pool *pool,
-                   const gm_request *request,
-                   size_t rounded,
-                   gm_block **out)
-{
-    gm_arena *arena = gm_arena_find(&pool->arenas, request->key);
-    gm_block *block = arena ? gm_index_best(&arena->index, rounded) : NULL;
-
-    if (!block) {
-        return GM_MISS;
-    }
-    if (block->size != rounded && !gm_block_store_prepare(&pool->store)) {
-        return GM_ERR_HOST_MEMORY;
-    }
-    if (!gm_pool_carve_locked(pool, &arena->index, block, rounded)) {
-        pool->stats.free_blocks--;
-    }
-    pool->stats.hits++;
-    gm_pool_note_cached_locked(pool);
-    gm_pool_hand_out_locked(pool, block, request);
-    *out = block;
-    return GM_OK;
-}
-
-gm_status
-gm_pool_malloc(gm_pool *pool, const gm_request *request, gm_block **out)
-{
-    gm_status status = gm_request_check(request);
-
-    if (GM_UNLIKELY(status != GM_OK)) {
-        return status;
-    }
-    if (gm_process_is_special()) {
-        return GM_MISS;
-    }
-    if (GM_UNLIKELY(!gm_pool_try_lock(pool))) {
-        return GM_BUSY;
-    }
-    status = gm_pool_hit_locked(pool, request, gm_size_round(request->size), out);
-    gm_pool_unlock(pool);
-    return status;
-}
-
-/* ---- freeing ---- */
-
-/* Leaves the end of a handle to whoever holds the lock next. The block keeps the pool
- * alive until it is drained; the reference covers the rest of this function. */
-GM_COLD static void
-pool_defer(gm_pool *pool, gm_block *block)
+gm_pool_defer(gm_pool *pool, gm_block *block)
 {
     gm_block *head = atomic_load_explicit(&pool->deferred, memory_order_relaxed);
 
@@ -362,22 +219,6 @@ pool_defer(gm_pool *pool, gm_block *block)
         gm_pool_leave(pool);
     }
     gm_pool_unref(pool);
-}
-
-void
-gm_pool_free(gm_pool *pool, gm_block *block, uint32_t generation)
-{
-    if (gm_process_is_frozen()) {
-        return;
-    }
-    if (GM_UNLIKELY(!gm_pool_try_lock(pool))) {
-        pool_defer(pool, block);
-        return;
-    }
-    if (GM_LIKELY(block->generation == generation) || block->state == GM_BLOCK_VOID) {
-        pool_end_handle_locked(pool, block);
-    }
-    gm_pool_leave(pool);
 }
 
 /* ---- by address ---- */
@@ -456,7 +297,7 @@ gm_pool_free_address(gm_pool *pool, uintptr_t addr)
     }
     else {
         block = pool_void_handle_locked(pool, block);
-        pool_end_handle_locked(pool, block);
+        gm_pool_end_handle_locked(pool, block);
     }
     gm_pool_leave(pool);
     return status;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pool's insides, for gm_pool.c (the hit path), gm_reclaim.c (the miss path),
- * gm_note.c, gm_pending.c, gm_stream_end.c, gm_lend.c and gm_part.c (memory of several
- * streams and of graphs), gm_explain.c (what is read) and gm_check.c alone.
+ * The pool's insides, for gm_pool.c, gm_hit.c (the hit path), gm_reclaim.c (the miss
+ * path), gm_note.c, gm_pending.c, gm_stream_end.c, gm_lend.c and gm_part.c (memory of
+ * several streams and of graphs), gm_explain.c (what is read) and gm_check.c alone.
  *
  * Lock rule: functions ending in _locked are called with pool->lock held and call
  * nothing outside the core.
@@ -18,18 +18,30 @@
 
 #include <stdatomic.h>
 
+/* What the pool's last request got, as long as nothing but that happened since; with it
+ * the same again costs next to nothing: see gm_hit.c. Only a pool that needs no
+ * attention has one. */
+typedef struct gm_echo {
+    gm_block *block;   // LIVE; NULL for none
+    gm_block *resting; // the same once it was given back, which is not carried out yet
+    gm_stream_key key; // the request's
+    size_t cuts;       // 1 if the block was cut off a larger one, else 0
+} gm_echo;
+
 struct gm_pool {
     gm_lock lock;
+    bool attention; // closed, or something was dropped: leaving takes more
+    gm_echo echo;
+    _Atomic(gm_block *) deferred; // frees that found the lock busy
+    gm_stats stats;
     gm_arena_table arenas;
     gm_block_store store;
     gm_segment *first; // segments, oldest first
     gm_segment *last;
     uint64_t next_serial;
-    gm_stats stats;
     size_t reserving; // bytes asked of upstream that have not arrived
     size_t releasing; // bytes on their way back upstream
     size_t voided;    // handles whose block was given back by address
-    bool attention;   // closed, or something was dropped: leaving takes more
     bool closed;      // the owner let go
     bool ended;       // the reference of owner and blocks was dropped
     bool lingering;   // closed, and counted as waiting for a device
@@ -44,7 +56,6 @@ struct gm_pool {
     unsigned flushes; // how often something dropped got its marks
     uint16_t next_part;
 
-    _Atomic(gm_block *) deferred; // frees that found the lock busy
     _Atomic(size_t) refs; // 1 for the owner and all blocks together, 1 a passing user
 
     int device;
@@ -66,7 +77,8 @@ struct gm_part {
     gm_index index;
 };
 
-/* Waits for the lock and drains postponed frees; gm_pool_try_lock does not wait. */
+/* Waits for the lock, carries out what was given back and rests, and drains postponed
+ * frees; gm_pool_try_lock does not wait. */
 void gm_pool_lock(gm_pool *pool);
 bool gm_pool_try_lock(gm_pool *pool);
 void gm_pool_unlock(gm_pool *pool);
@@ -79,29 +91,58 @@ void gm_pool_leave(gm_pool *pool);
 void gm_pool_ref(gm_pool *pool);
 void gm_pool_unref(gm_pool *pool);
 
-/* Takes a free block out of `index` and cuts it to `rounded` bytes; the rest stays
- * there in the same state. The store is prepared where they differ. True where it was
- * cut. */
-static inline bool
-gm_pool_carve_locked(gm_pool *pool, gm_index *index, gm_block *block, size_t rounded)
-{
-    gm_block *tail;
+/* Ends what the echo says; drains the list of postponed frees. */
+void gm_pool_end_echo_locked(gm_pool *pool);
+GM_COLD void gm_pool_drain_locked(gm_pool *pool);
 
-    gm_index_remove(index, block);
-    if (block->size == rounded) {
-        return false;
+/* The first thing done with the lock, but for what the echo serves. */
+static inline void
+gm_pool_entered_locked(gm_pool *pool)
+{
+    if (pool->echo.block) {
+        gm_pool_end_echo_locked(pool);
     }
-    tail = gm_block_take(&pool->store);
+    if (GM_UNLIKELY(atomic_load_explicit(&pool->deferred, memory_order_relaxed) !=
+                    NULL)) {
+        gm_pool_drain_locked(pool);
+    }
+}
+
+/* Leaves the end of a handle to whoever holds the lock next. */
+GM_COLD void gm_pool_defer(gm_pool *pool, gm_block *block);
+
+/* Ends the handle of `block`, with its bytes unless those went back by address. */
+void gm_pool_end_handle_locked(gm_pool *pool, gm_block *block);
+
+/* Cuts a block that is in no index to `rounded` bytes and puts the rest into `index`,
+ * in the same state. The store is prepared. */
+static inline void
+gm_pool_cut_locked(gm_pool *pool, gm_index *index, gm_block *block, size_t rounded)
+{
+    gm_block *tail = gm_block_take(&pool->store);
+
     gm_block_split(block, rounded, tail);
     tail->state = block->state;
     tail->client = block->client;
     gm_index_put(index, tail);
     pool->stats.splits++;
+}
+
+/* Takes a free block out of `index` and cuts it to `rounded` bytes. The store is
+ * prepared where they differ. True where it was cut. */
+static inline bool
+gm_pool_carve_locked(gm_pool *pool, gm_index *index, gm_block *block, size_t rounded)
+{
+    gm_index_remove(index, block);
+    if (block->size == rounded) {
+        return false;
+    }
+    gm_pool_cut_locked(pool, index, block, rounded);
     return true;
 }
 
 /* Puts a block that nobody uses any more among the free ones of its arena, joined with
- * free neighbours. Not counted: whose it was is the caller's to know. */
+ * free neighbours. Whose it was is the caller's to count. */
 void gm_pool_cache_locked(gm_pool *pool, gm_block *block);
 
 /* ---- gm_pending.c ---- */
@@ -195,6 +236,17 @@ gm_pool_cached_locked(const gm_pool *pool)
 
     return stats->total_bytes - stats->used_bytes - stats->pending_bytes -
            stats->captured_bytes;
+}
+
+/* Blocks that are cached. Each segment began as one; whatever is none of the others is
+ * free. */
+static inline size_t
+gm_pool_cached_blocks_locked(const gm_pool *pool)
+{
+    const gm_stats *stats = &pool->stats;
+
+    return stats->segments + stats->splits - stats->merges - stats->live_blocks -
+           stats->pending_blocks - stats->captured_blocks;
 }
 
 /* Before bytes leave the cache: whatever makes it grow looks at no peak. */

@@ -37,7 +37,6 @@ pool_unlink_locked(gm_pool *pool, gm_segment *segment)
     else {
         pool->last = segment->prev;
     }
-    pool->stats.free_blocks--;
     pool->stats.segments--;
     pool->stats.total_bytes -= segment->size;
     pool->releasing += segment->size;
@@ -227,7 +226,6 @@ commit_locked(gm_pool *pool,
         gm_block_split(block, r->rounded, r->tail);
         r->tail->state = GM_BLOCK_FREE;
         gm_index_put(&r->arena->index, r->tail);
-        stats->free_blocks++;
         stats->splits++;
     }
 

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The blocks of one bin of the free index, in order: smaller ones first, of one size
+ * those of older segments, of one segment the lower ones.
+ *
+ * An AVL tree: its depth is at most 1.45 times the logarithm of its size whatever the
+ * order of changes was, so the longest search has a bound and not only an expectation.
+ * It needs two links and a byte a node and no parent, which is what lets a block fit
+ * one cache line; who climbs keeps the path on the stack.
+ *
+ * Cost: a search compares once a level; put and remove climb back until a height stays
+ * what it was, mostly one or two levels. Threading: none of its own; the pool's lock is
+ * held. A tree of one block, which most bins hold, is the index's to handle.
+ */
+#ifndef GM_TREE_H
+#define GM_TREE_H
+
+#include "gm_block.h"
+
+/* True when `a` is to be preferred to `b`; a total order over blocks of one arena. */
+static inline bool
+gm_tree_before(const gm_block *a, const gm_block *b)
+{
+    if (a->size != b->size) {
+        return a->size < b->size;
+    }
+    if (a->segment != b->segment) {
+        return a->segment->serial < b->segment->serial;
+    }
+    return a->addr < b->addr;
+}
+
+/* Makes a tree of one block. */
+static inline void
+gm_tree_plant(gm_block **root, gm_block *block)
+{
+    block->u.tree.side[0] = NULL;
+    block->u.tree.side[1] = NULL;
+    block->height = 1;
+    *root = block;
+}
+
+/* True of a root that is all of its tree. */
+static inline bool
+gm_tree_is_single(const gm_block *root)
+{
+    return root->height == 1;
+}
+
+/* The last block in order of a tree that is not empty. */
+static inline const gm_block *
+gm_tree_largest(const gm_block *root)
+{
+    while (root->u.tree.side[1]) {
+        root = root->u.tree.side[1];
+    }
+    return root;
+}
+
+/* Whether some block has at least `size` bytes. The tree is not empty. */
+static inline bool
+gm_tree_fits(const gm_block *root, size_t size)
+{
+    return root->size >= size ||
+           (!gm_tree_is_single(root) && gm_tree_largest(root)->size >= size);
+}
+
+/* The first block in order of at least `size` bytes; NULL when there is none. */
+gm_block *gm_tree_best(gm_block *root, size_t size);
+
+/* The same, taken out. */
+gm_block *gm_tree_take_best(gm_block **root, size_t size);
+
+void gm_tree_put(gm_block **root, gm_block *block);
+void gm_tree_remove(gm_block **root, const gm_block *block);
+
+/* The block after `block`; NULL at the end. For walks, where speed does not matter. */
+const gm_block *gm_tree_next(const gm_block *root, const gm_block *block);
+
+#endif
