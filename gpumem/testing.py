@@ -7,6 +7,7 @@ docs/simulated-device.md shows how to test a program with it.
 """
 
 import operator
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
@@ -85,7 +86,8 @@ class Call(NamedTuple):
         device: on which device.
         ptr: the address, stream or event it was about, 0 where it has none.
         size: bytes, 0 where it has none.
-        status: 0 for success.
+        status: 0 for success, otherwise the runtime's error number (2 is out of
+            memory, 600 not ready).
     """
 
     name: str
@@ -125,24 +127,36 @@ def ledger() -> Ledger:
 
 @contextmanager
 def call_log() -> Iterator[list[Call]]:
-    """Records the calls that reach the simulated device inside a with statement.
+    """Records the calls that reach the simulated device inside a with statement, those
+    of all threads. Several may be open at once.
 
     Yields a list that is empty until the end of the with statement and then holds the
     Calls, oldest first.
     """
     calls: list[Call] = []
-    _core._sim_log_start()
+    start = _core._sim_log_start()
     try:
         yield calls
     finally:
-        calls.extend(Call(*entry) for entry in _core._sim_log_stop())
+        calls.extend(Call(*entry) for entry in _core._sim_log_stop(start))
+
+
+_failing = threading.Lock()
+
+
+def _check_code(code: int) -> int:
+    code = operator.index(code)
+    if not 1 <= code <= 99999:
+        raise ValueError(f"code must be an error number of the runtime, not {code}")
+    return code
 
 
 @contextmanager
 def fail(
     name: str | None, nth: int = 1, count: int = 1, code: int = 2
 ) -> Iterator[None]:
-    """Makes calls of the simulated device fail inside a with statement.
+    """Makes calls of the simulated device fail inside a with statement; they do not
+    reach the device.
 
     Args:
         name (str): which call, as the backend table names it ("mem_alloc", "copy");
@@ -152,13 +166,23 @@ def fail(
         code (int): the runtime's error number; 2 is out of memory.
 
     Raises:
-        ValueError: there is no call of that name.
+        ValueError: there is no call of that name; or a number is out of range.
+        RuntimeError: calls are made to fail already: one with statement at a time.
     """
-    _core._fail(name, nth, count, code)
+    code = _check_code(code)
+    nth, count = operator.index(nth), operator.index(count)
+    if not (1 <= nth < 2**64 and 0 <= count < 2**64):
+        raise ValueError("nth must be from 1, count from 0 to 2**64-1")
+    if not _failing.acquire(blocking=False):
+        raise RuntimeError("calls are made to fail already; end that with statement")
     try:
-        yield
+        _core._fail(name, nth, count, code)
+        try:
+            yield
+        finally:
+            _core._fail_stop()
     finally:
-        _core._fail_stop()
+        _failing.release()
 
 
 def last_error() -> int:
@@ -202,8 +226,12 @@ def parse_limit(text: str | None = None) -> dict[str, int | float | None]:
 
 
 def set_peer(device: int, peer: int, can: bool) -> None:
-    """Says whether a simulated device can reach another's memory directly; all can
-    until told otherwise. What was enabled is forgotten."""
+    """Says whether a simulated device can reach another's memory directly, until told
+    otherwise; at first each can, eight others at a time. What was enabled is forgotten.
+
+    Raises:
+        ValueError: there is no such device, or they are the same.
+    """
     _core._sim_set_peer(device, peer, can)
 
 
@@ -287,13 +315,14 @@ def slow_calls(name: str, seconds: float) -> Iterator[None]:
         seconds (float): how much longer.
 
     Raises:
-        ValueError: no call of that name reaches the device; or seconds is negative.
+        ValueError: no call of that name reaches the device; or seconds is negative or
+            above a million.
     """
-    _core._sim_set_delay(name, seconds)
+    before = _core._sim_set_delay(name, seconds)
     try:
         yield
     finally:
-        _core._sim_set_delay(name, 0.0)
+        _core._sim_set_delay(name, before)
 
 
 @contextmanager
@@ -308,9 +337,10 @@ def sticky_fault(code: int = 700, device: int = 0) -> Iterator[None]:
         device (int): which device.
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: there is no such device; or a device is broken already, and the
+            first fault sticks.
     """
-    _core._sim_set_fault(device, code)
+    _core._sim_set_fault(device, _check_code(code))
     try:
         yield
     finally:
@@ -351,11 +381,11 @@ def recycle_handles(recycle: bool) -> Iterator[None]:
     """Says inside a with statement whether a new stream, event or graph may get the
     handle of a dead one. On a simulated device it does at once, as a driver may; with
     False each handle is used once, so that every use of a dead one is noticed."""
-    _core._sim_recycle_handles(recycle)
+    before = _core._sim_recycle_handles(recycle)
     try:
         yield
     finally:
-        _core._sim_recycle_handles(True)
+        _core._sim_recycle_handles(before)
 
 
 def set_last_error(code: int) -> None:

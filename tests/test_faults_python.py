@@ -502,8 +502,8 @@ ENTRIES = {
         "",
     ),
     "the log of the device": (
-        "_core._sim_log_start(); gpumem.malloc(10**6); _core._sim_log_stop()",
-        "def clean_up(): _core._sim_log_stop()",
+        "n = _core._sim_log_start(); gpumem.malloc(10**6); _core._sim_log_stop(n)",
+        "def clean_up(): _core._sim_log_stop(0)",
     ),
     "driving the device": (
         "_core._sim_release(_core._sim_hold(0)); _core._sim_set_delay('set', 0.0)\n"

@@ -143,6 +143,38 @@ def test_the_log_is_kept_where_the_block_raises_and_begins_anew():
     assert calls == []
 
 
+@pytest.mark.sim_only
+def test_a_log_inside_a_log_takes_nothing_from_it():
+    device = gpumem.Device()
+    with testing.call_log() as outer:
+        device.synchronize()
+        with testing.call_log() as inner:
+            gpumem.Stream().synchronize()
+        device.synchronize()
+    names = [call.name for call in outer if call.name.endswith("synchronize")]
+    assert names == ["device_synchronize", "stream_synchronize", "device_synchronize"]
+    assert inner == outer[outer.index(inner[0]) :][: len(inner)]
+
+
+@pytest.mark.sim_only
+@pytest.mark.misuse
+def test_the_log_has_the_runtimes_error_numbers(pointer):
+    stream, stray = gpumem.Stream(non_blocking=True), gpumem.BaseMemory()
+    stray.ptr, stray.size = 0x1000, 512
+    pointer.memset_async(1, 1, stream)
+    with testing.call_log() as calls:
+        assert not stream.done
+        for failing in (
+            lambda: gpumem.malloc(1 << 50),
+            lambda: gpumem.MemoryPointer(stray, 0).memset(0, 512),
+        ):
+            with pytest.raises(gpumem.CUDARuntimeError):
+                failing()
+    found = {call.name: call.status for call in calls if call.status}
+    assert found == {"stream_query": 600, "mem_alloc": 2, "set": 1}
+    stream.synchronize()
+
+
 # ---- injected failures ----
 
 
@@ -207,6 +239,75 @@ def test_there_must_be_a_call_of_that_name():
         with testing.fail("no_such_call"):
             pass
     assert outcomes(1) == [0]
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"nth": 0}, ValueError),
+        ({"nth": -1}, ValueError),
+        ({"count": -1}, ValueError),
+        ({"code": 0}, ValueError),
+        ({"code": -2}, ValueError),
+        ({"code": 10**6}, ValueError),
+        ({"nth": 1.0}, TypeError),
+        ({"code": None}, TypeError),
+        ({"nth": 2**64}, ValueError),
+        ({"count": 2**64}, ValueError),
+    ],
+)
+def test_numbers_that_make_no_plan(arguments, error):
+    with pytest.raises(error):
+        with testing.fail("mem_alloc", **arguments):
+            pass
+    assert outcomes(1) == [0]
+    with testing.fail("mem_alloc"):
+        assert outcomes(2) == [2, 0]
+
+
+@pytest.mark.sim_only
+def test_one_plan_at_a_time():
+    with testing.fail("mem_alloc", nth=2):
+        with pytest.raises(RuntimeError, match="already"):
+            with testing.fail("copy"):
+                pass
+        assert outcomes(3) == [0, 2, 0]
+
+
+# ---- peers ----
+
+
+@pytest.mark.sim_only
+@pytest.mark.two_devices
+def test_who_reaches_whom_is_said_for_each_direction():
+    def taken(device):
+        with gpumem.Device(device):
+            return gpumem.malloc(UNIT)
+
+    def enabled(source, target):
+        """Whether a copy lets the source's device reach the target's."""
+        with testing.call_log() as calls:
+            taken(target).copy_from_device(taken(source), UNIT)
+        pairs = [(c.device, c.ptr) for c in calls if c.name == "peer_enable"]
+        assert pairs in ([], [(source, target)])
+        return bool(pairs)
+
+    assert enabled(0, 1) and enabled(1, 0)
+    testing.set_peer(0, 1, False)
+    try:
+        assert not enabled(0, 1)
+        assert enabled(1, 0)
+    finally:
+        testing.set_peer(0, 1, True)
+    assert enabled(0, 1)
+    with pytest.raises(ValueError, match="itself"):
+        testing.set_peer(1, 1, False)
+    for pair in ((0, 99), (99, 0), (-1, 0)):
+        with pytest.raises(ValueError, match="device"):
+            testing.set_peer(*pair, False)
+    with pytest.raises(TypeError):
+        testing.set_peer("0", 1, False)
 
 
 # ---- what a device can do ----
@@ -328,6 +429,19 @@ def test_a_slow_call_stops_nobody_else():
 
 
 @pytest.mark.sim_only
+def test_a_shorter_sleep_inside_a_longer_one_ends_alone():
+    with testing.slow_calls("mem_alloc", 3600):
+        with testing.slow_calls("mem_alloc", 0):
+            gpumem.malloc(1)
+        thread = threading.Thread(target=gpumem.malloc, args=(1,), daemon=True)
+        thread.start()
+        thread.join(0.05)
+        assert thread.is_alive()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.sim_only
 @pytest.mark.parametrize(
     ("name", "seconds"), [("device_get", 1), ("none", 1), ("copy", -1), ("copy", 1e9)]
 )
@@ -354,9 +468,22 @@ def test_a_sticky_fault_is_in_every_call():
                 call()
             assert caught.value.status == 719
     gpumem.malloc(1)
-    with pytest.raises(ValueError, match="device"):
-        with testing.sticky_fault(device=99):
-            pass
+    for bad in ({"device": 99}, {"code": 0}, {"code": -1}):
+        with pytest.raises(ValueError):
+            with testing.sticky_fault(**bad):
+                pass
+
+
+@pytest.mark.sim_only
+def test_the_first_fault_sticks():
+    with testing.sticky_fault(719):
+        with pytest.raises(ValueError, match="first"):
+            with testing.sticky_fault(700):
+                pass
+        with pytest.raises(gpumem.CUDARuntimeError) as caught:
+            gpumem.malloc(1)
+        assert caught.value.status == 719
+    gpumem.malloc(1)
 
 
 @pytest.mark.sim_only
@@ -409,6 +536,9 @@ def test_handles_are_used_once_where_that_is_asked_for():
 
     with testing.recycle_handles(False):
         assert len({handle() for _ in range(10)}) == 10
+        with testing.recycle_handles(True):
+            assert handle() == handle()
+        assert handle() != handle()
     assert handle() == handle()
 
 

@@ -66,9 +66,14 @@ typedef struct gm_sim_ledger {
 void gm_sim_read_ledger(const gm_backend *b, gm_sim_ledger *out);
 
 /* Whether `device` can reach `peer`'s memory directly; all can until told otherwise,
- * each at most GM_SIM_MAX_PEERS at a time. */
+ * each at most GM_SIM_MAX_PEERS at a time. Forgets that it was enabled.
+ * GM_ERR_INVALID_DEVICE: one of them is not there, or they are the same.
+ * GM_ERR_FORKED. */
 #define GM_SIM_MAX_PEERS 8
-void gm_sim_set_peer(const gm_backend *b, int device, int peer, bool can);
+GM_MUST_CHECK gm_status gm_sim_set_peer(const gm_backend *b,
+                                        int device,
+                                        int peer,
+                                        bool can);
 
 /* What a device can do (GM_DEVICE_*); all of it until told otherwise. */
 void gm_sim_set_support(const gm_backend *b, int device, unsigned support);
@@ -89,7 +94,8 @@ GM_MUST_CHECK gm_status gm_sim_set_others(const gm_backend *b,
 bool gm_sim_context_created(const gm_backend *b, int device);
 
 /* A fault of `device` that sticks: until that is reset all calls that ask any device
- * return `code`; with 0 it is over. GM_ERR_INVALID_DEVICE, GM_ERR_FORKED. */
+ * return `code`; with 0 it is over. GM_BUSY: there is a fault already, and the first
+ * sticks. GM_ERR_INVALID_DEVICE, GM_ERR_FORKED. */
 GM_MUST_CHECK gm_status gm_sim_set_fault(const gm_backend *b, int device, int code);
 
 /* Holds a stream: no work of it runs until gm_sim_release with the number that *hold
@@ -102,15 +108,16 @@ GM_MUST_CHECK gm_status gm_sim_hold(const gm_backend *b,
 void gm_sim_release(const gm_backend *b, uint64_t hold);
 
 /* Each call of a slot takes `nanoseconds` longer, asleep and without any lock, until
- * told otherwise; who sleeps wakes up then. GM_ERR_INVALID_VALUE: no such slot that
- * reaches a device. GM_ERR_FORKED. */
+ * told otherwise; who sleeps looks then whether that is over. *before, if wanted: what
+ * it was. GM_ERR_INVALID_VALUE: no such slot that reaches a device. GM_ERR_FORKED. */
 GM_MUST_CHECK gm_status gm_sim_set_delay(const gm_backend *b,
                                          const char *name,
-                                         uint64_t nanoseconds);
+                                         uint64_t nanoseconds,
+                                         uint64_t *before);
 
 /* Whether handles that were given back are given out again, as a driver does; they are
- * until told otherwise. */
-void gm_sim_recycle_handles(const gm_backend *b, bool recycle);
+ * until told otherwise. Returns what it was. */
+bool gm_sim_recycle_handles(const gm_backend *b, bool recycle);
 
 /* Leaves an error in the calling thread's last-error slot, as another library's call
  * would; 0 takes it out. GM_ERR_HOST_MEMORY, GM_ERR_FORKED. */
@@ -130,7 +137,8 @@ GM_MUST_CHECK gm_status gm_sim_read_managed(const gm_backend *b,
                                             gm_sim_managed *out);
 
 /* The call log: one entry a slot call that reached the device, oldest first, kept only
- * while switched on. Fields that a call does not have are 0. */
+ * while somebody wants it: between a start and the stop that belongs to it, or several.
+ * Fields that a call does not have are 0. */
 typedef struct gm_sim_call {
     const char *name; // slot name, static
     int device;
@@ -138,8 +146,8 @@ typedef struct gm_sim_call {
     size_t size;
     gm_status status;
 } gm_sim_call;
-void gm_sim_log_start(const gm_backend *b);
-void gm_sim_log_stop(const gm_backend *b); // and forgets
+size_t gm_sim_log_start(const gm_backend *b); // the index of what comes next
+void gm_sim_log_stop(const gm_backend *b);    // the last one forgets
 size_t gm_sim_log_count(const gm_backend *b);
 bool gm_sim_log_get(const gm_backend *b, size_t index, gm_sim_call *out);
 

@@ -142,7 +142,7 @@ void sim_peers_reset(gm_sim *sim, int device);
 /* ---- sim_log.c ---- */
 
 typedef struct sim_log {
-    bool on;
+    unsigned readers; // kept while there is one
     gm_sim_call *calls;
     size_t count;
     size_t capacity;

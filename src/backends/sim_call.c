@@ -74,7 +74,7 @@ gm_status
 sim_leave(const sim_call *call, gm_status status)
 {
     gm_sim *sim = call->sim;
-    if (sim->log.on) {
+    if (sim->log.readers > 0) {
         sim_log_add(sim, &(gm_sim_call){slots[call->slot].name, call->device, call->ptr,
                                         call->size, status});
     }
@@ -86,7 +86,10 @@ sim_leave(const sim_call *call, gm_status status)
 /* ---- for tests ---- */
 
 gm_status
-gm_sim_set_delay(const gm_backend *b, const char *name, uint64_t nanoseconds)
+gm_sim_set_delay(const gm_backend *b,
+                 const char *name,
+                 uint64_t nanoseconds,
+                 uint64_t *before)
 {
     gm_sim *sim = b->self;
     int slot = 0;
@@ -100,6 +103,9 @@ gm_sim_set_delay(const gm_backend *b, const char *name, uint64_t nanoseconds)
         return GM_ERR_INVALID_VALUE;
     }
     pthread_mutex_lock(&sim->mutex);
+    if (before != NULL) {
+        *before = sim->delays[slot];
+    }
     sim->delays[slot] = nanoseconds;
     (void)pthread_cond_broadcast(&sim->changed);
     pthread_mutex_unlock(&sim->mutex);

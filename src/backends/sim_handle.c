@@ -122,17 +122,19 @@ sim_table_remove(sim_table *table, uintptr_t handle)
 
 /* ---- for tests ---- */
 
-void
+bool
 gm_sim_recycle_handles(const gm_backend *b, bool recycle)
 {
     gm_sim *sim = b->self;
     if (sim_is_gone(sim)) {
-        return;
+        return true;
     }
     pthread_mutex_lock(&sim->mutex);
+    bool before = !sim->streams.once;
     sim->streams.once = !recycle;
     sim->events.once = !recycle;
     sim->graphs.once = !recycle;
     sim->execs.once = !recycle;
     pthread_mutex_unlock(&sim->mutex);
+    return before;
 }

@@ -2,9 +2,9 @@
  *
  * The call log and the ledger: what tests ask a simulated device afterwards.
  *
- * The log grows by doubling while it is on; where host memory has no room for an entry,
- * the entry is dropped and the call it tells of is not disturbed. In a forked child
- * both are empty, and starting and stopping do nothing.
+ * The log grows by doubling while somebody reads it; where host memory has no room for
+ * an entry, the entry is dropped and the call it tells of is not disturbed. In a forked
+ * child both are empty, and starting and stopping do nothing.
  */
 #include "sim.h"
 
@@ -72,16 +72,18 @@ sim_log_fini(gm_sim *sim)
     sim->log = (sim_log){0};
 }
 
-void
+size_t
 gm_sim_log_start(const gm_backend *b)
 {
     gm_sim *sim = sim_of(b);
     if (sim_is_gone(sim)) {
-        return;
+        return 0;
     }
     pthread_mutex_lock(&sim->mutex);
-    sim->log.on = true;
+    sim->log.readers++;
+    size_t next = sim->log.count;
     pthread_mutex_unlock(&sim->mutex);
+    return next;
 }
 
 void
@@ -92,7 +94,12 @@ gm_sim_log_stop(const gm_backend *b)
         return;
     }
     pthread_mutex_lock(&sim->mutex);
-    sim_log_fini(sim);
+    if (sim->log.readers > 1) {
+        sim->log.readers--;
+    }
+    else {
+        sim_log_fini(sim);
+    }
     pthread_mutex_unlock(&sim->mutex);
 }
 

@@ -54,17 +54,19 @@ sim_peers_reset(gm_sim *sim, int device)
     }
 }
 
-void
+gm_status
 gm_sim_set_peer(const gm_backend *b, int device, int peer, bool can)
 {
     gm_sim *sim = b->self;
 
     if (sim_is_gone(sim)) {
-        return;
+        return GM_ERR_FORKED;
+    }
+    if (!sim_has_device(sim, device) || !sim_has_device(sim, peer) || device == peer) {
+        return GM_ERR_INVALID_DEVICE;
     }
     pthread_mutex_lock(&sim->mutex);
-    if (sim_has_device(sim, device) && sim_has_device(sim, peer) && device != peer) {
-        sim->peers[device][peer] = (sim_peer){.possible = can};
-    }
+    sim->peers[device][peer] = (sim_peer){.possible = can};
     pthread_mutex_unlock(&sim->mutex);
+    return GM_OK;
 }

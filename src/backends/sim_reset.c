@@ -63,10 +63,19 @@ gm_sim_set_fault(const gm_backend *b, int device, int code)
     if (!sim_has_device(sim, device)) {
         return GM_ERR_INVALID_DEVICE;
     }
+    gm_status status = GM_OK;
     pthread_mutex_lock(&sim->mutex);
-    sim->fault = code;
-    sim->fault_device = device;
+    if (sim->fault == 0) {
+        sim->fault = code;
+        sim->fault_device = device;
+    }
+    else if (code != 0) {
+        status = GM_BUSY;
+    }
+    else if (sim->fault_device == device) {
+        sim->fault = 0;
+    }
     (void)pthread_cond_broadcast(&sim->changed);
     pthread_mutex_unlock(&sim->mutex);
-    return GM_OK;
+    return status;
 }

@@ -33,7 +33,9 @@ gmpy_device_enter(gmpy_state *st, int id, gm_device_mark *mark)
     if (!backend) {
         return -1;
     }
+    Py_BEGIN_ALLOW_THREADS // it may make the device's context
     status = gm_backend_device_push(backend, id, mark);
+    Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         gmpy_raise(st, status, "making a device current");
         return -1;

@@ -87,13 +87,15 @@ PyDoc_STRVAR(delay_doc,
              "_sim_set_delay(name, seconds, /)\n"
              "--\n"
              "\n"
-             "Makes each call of that name take so much longer; 0 ends that.");
+             "Makes each call of that name take so much longer; 0 ends that. Returns\n"
+             "what it was.");
 
 static PyObject *
 testing_set_delay(PyObject *module, PyObject *args)
 {
     gmpy_state *st = gmpy_state_of_module(module);
     const gm_backend *sim = gmpy_require_sim(st);
+    uint64_t before = 0;
     const char *name;
     gm_status status;
     double seconds;
@@ -105,12 +107,15 @@ testing_set_delay(PyObject *module, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "seconds must be from 0 to a million");
         return NULL;
     }
-    status = gm_sim_set_delay(sim, name, (uint64_t)(seconds * 1e9));
+    status = gm_sim_set_delay(sim, name, (uint64_t)(seconds * 1e9), &before);
     if (status == GM_ERR_INVALID_VALUE) {
         return PyErr_Format(PyExc_ValueError, "no call named '%s' reaches a device",
                             name);
     }
-    return none_or_raise(st, status, "making calls slow");
+    if (status != GM_OK) {
+        return gmpy_raise(st, status, "making calls slow");
+    }
+    return PyFloat_FromDouble((double)before / 1e9);
 }
 
 /* ---- faults, resets, contexts ---- */
@@ -128,6 +133,7 @@ testing_set_fault(PyObject *module, PyObject *args)
     gmpy_state *st = gmpy_state_of_module(module);
     const gm_backend *sim = gmpy_require_sim(st);
     PyObject *device_arg;
+    gm_status status;
     int device;
     int code;
 
@@ -135,7 +141,12 @@ testing_set_fault(PyObject *module, PyObject *args)
         gmpy_as_device(st, device_arg, &device) < 0) {
         return NULL;
     }
-    return none_or_raise(st, gm_sim_set_fault(sim, device, code), "setting a fault");
+    status = gm_sim_set_fault(sim, device, code);
+    if (status == GM_BUSY) {
+        PyErr_SetString(PyExc_ValueError, "there is a fault already: the first sticks");
+        return NULL;
+    }
+    return none_or_raise(st, status, "setting a fault");
 }
 
 PyDoc_STRVAR(reset_doc,
@@ -217,7 +228,8 @@ PyDoc_STRVAR(recycle_doc,
              "_sim_recycle_handles(recycle, /)\n"
              "--\n"
              "\n"
-             "Says whether handles that were given back are given out again.");
+             "Says whether handles that were given back are given out again. Returns\n"
+             "whether they were.");
 
 static PyObject *
 testing_recycle(PyObject *module, PyObject *arg)
@@ -228,8 +240,7 @@ testing_recycle(PyObject *module, PyObject *arg)
     if (recycle < 0) {
         return NULL;
     }
-    gm_sim_recycle_handles(sim, recycle);
-    Py_RETURN_NONE;
+    return PyBool_FromLong(gm_sim_recycle_handles(sim, recycle));
 }
 
 PyDoc_STRVAR(

@@ -50,7 +50,8 @@ PyDoc_STRVAR(log_start_doc,
              "_sim_log_start()\n"
              "--\n"
              "\n"
-             "Starts recording the calls that reach the simulated device.");
+             "Starts recording the calls that reach the simulated device. Returns by\n"
+             "what number the recording is ended.");
 
 static PyObject *
 testing_log_start(PyObject *module, PyObject *Py_UNUSED(ignored))
@@ -60,28 +61,53 @@ testing_log_start(PyObject *module, PyObject *Py_UNUSED(ignored))
     if (!sim) {
         return NULL;
     }
-    gm_sim_log_start(sim);
-    Py_RETURN_NONE;
+    return PyLong_FromSize_t(gm_sim_log_start(sim));
 }
 
-PyDoc_STRVAR(log_stop_doc,
-             "_sim_log_stop()\n"
-             "--\n"
-             "\n"
-             "Ends the recording. Returns the calls, oldest first, as tuples of name,\n"
-             "device, address or handle, size and status.");
+/* What the runtime would have answered. */
+static int
+code_of(gm_status status)
+{
+    switch (status) {
+    case GM_OK:
+        return 0;
+    case GM_NOT_READY:
+        return 600;
+    case GM_ERR_OUT_OF_MEMORY:
+        return 2;
+    case GM_ERR_INVALID_DEVICE:
+        return 101;
+    case GM_ERR_UNSUPPORTED:
+        return 801;
+    default:
+        return gm_status_is_device(status) ? gm_status_device_code(status) : 999;
+    }
+}
+
+PyDoc_STRVAR(
+    log_stop_doc,
+    "_sim_log_stop(start, /)\n"
+    "--\n"
+    "\n"
+    "Ends a recording by its number. Returns its calls, oldest first, as tuples\n"
+    "of name, device, address or handle, size, and the runtime's error number.");
 
 static PyObject *
-testing_log_stop(PyObject *module, PyObject *Py_UNUSED(ignored))
+testing_log_stop(PyObject *module, PyObject *arg)
 {
     const gm_backend *sim = gmpy_require_sim(gmpy_state_of_module(module));
-    PyObject *list = sim ? PyList_New(0) : NULL;
+    PyObject *list = NULL;
     gm_sim_call call;
+    size_t start;
 
-    for (size_t i = 0; list && gm_sim_log_get(sim, i, &call); i++) {
+    if (!sim || gmpy_as_size(arg, "start", &start) < 0) {
+        return NULL;
+    }
+    list = PyList_New(0);
+    for (size_t i = start; list && gm_sim_log_get(sim, i, &call); i++) {
         PyObject *entry = Py_BuildValue("(siKni)", call.name, call.device,
                                         (unsigned long long)call.ptr,
-                                        (Py_ssize_t)call.size, call.status);
+                                        (Py_ssize_t)call.size, code_of(call.status));
 
         if (!entry || PyList_Append(list, entry) < 0) {
             Py_CLEAR(list);
@@ -103,15 +129,28 @@ PyDoc_STRVAR(set_peer_doc,
 static PyObject *
 testing_set_peer(PyObject *module, PyObject *args)
 {
-    const gm_backend *sim = gmpy_require_sim(gmpy_state_of_module(module));
+    gmpy_state *st = gmpy_state_of_module(module);
+    const gm_backend *sim = gmpy_require_sim(st);
+    PyObject *device_arg;
+    PyObject *peer_arg;
+    gm_status status;
     int device;
     int peer;
     int can;
 
-    if (!sim || !PyArg_ParseTuple(args, "iip:_sim_set_peer", &device, &peer, &can)) {
+    if (!sim ||
+        !PyArg_ParseTuple(args, "OOp:_sim_set_peer", &device_arg, &peer_arg, &can) ||
+        gmpy_as_device(st, device_arg, &device) < 0 ||
+        gmpy_as_device(st, peer_arg, &peer) < 0) {
         return NULL;
     }
-    gm_sim_set_peer(sim, device, peer, can);
+    status = gm_sim_set_peer(sim, device, peer, can);
+    if (status == GM_ERR_INVALID_DEVICE) {
+        return PyErr_Format(PyExc_ValueError, "device %d is no peer of itself", device);
+    }
+    if (status != GM_OK) {
+        return gmpy_raise(st, status, "saying who reaches whom");
+    }
     Py_RETURN_NONE;
 }
 
@@ -199,7 +238,9 @@ testing_set_support(PyObject *module, PyObject *args)
         gmpy_as_device(st, device_arg, &device) < 0) {
         return NULL;
     }
+    Py_BEGIN_ALLOW_THREADS
     status = gm_backend_device_support(sim, device, &before);
+    Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         return gmpy_raise(st, status, "changing what a device can do");
     }
@@ -235,7 +276,7 @@ testing_make_pool(PyObject *module, PyObject *arg)
 PyMethodDef gmpy_testing_sim_methods[] = {
     {"_sim_ledger", testing_ledger, METH_NOARGS, ledger_doc},
     {"_sim_log_start", testing_log_start, METH_NOARGS, log_start_doc},
-    {"_sim_log_stop", testing_log_stop, METH_NOARGS, log_stop_doc},
+    {"_sim_log_stop", testing_log_stop, METH_O, log_stop_doc},
     {"_sim_set_peer", testing_set_peer, METH_VARARGS, set_peer_doc},
     {"_fail", testing_fail, METH_VARARGS, fail_doc},
     {"_fail_stop", testing_fail_stop, METH_NOARGS, fail_stop_doc},

@@ -184,7 +184,7 @@ TEST(a_refused_peer_is_refused_in_one_direction)
     gm_backend *sim = open_sim((gm_sim_options){.devices = 3, .memory = MIB});
     bool can = true;
 
-    gm_sim_set_peer(sim, 0, 1, false);
+    CHECK_EQ(gm_sim_set_peer(sim, 0, 1, false), GM_OK);
     CHECK_EQ(gm_backend_peer_can_access(sim, 0, 1, &can), GM_OK);
     CHECK(!can);
     CHECK_EQ(gm_backend_peer_enable(sim, 0, 1), GM_DEVICE_ERROR(217));
@@ -205,7 +205,7 @@ TEST(a_device_has_eight_peers_at_most)
     CHECK_EQ(gm_backend_peer_enable(sim, 0, 9), GM_DEVICE_ERROR(711));
     CHECK_EQ(gm_backend_peer_enable(sim, 0, 8), GM_OK); // it has it already
     CHECK_EQ(gm_backend_peer_enable(sim, 9, 0), GM_OK); // another device's count
-    gm_sim_set_peer(sim, 0, 1, true);                   // forgets that it was enabled
+    CHECK_EQ(gm_sim_set_peer(sim, 0, 1, true), GM_OK);  // forgets that it was enabled
     CHECK_EQ(gm_backend_peer_enable(sim, 0, 9), GM_OK);
     CHECK_EQ(gm_backend_peer_enable(sim, 0, 1), GM_DEVICE_ERROR(711));
     gm_backend_close(sim);

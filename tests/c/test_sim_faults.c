@@ -226,13 +226,15 @@ seconds_of(const gm_backend *b, bool allocate)
 TEST(sim_delay_makes_calls_of_one_kind_slow)
 {
     bench t = open_bench();
-    CHECK_EQ(gm_sim_set_delay(t.b, "mem_alloc", 50000000), GM_OK);
+    CHECK_EQ(gm_sim_set_delay(t.b, "mem_alloc", 50000000, NULL), GM_OK);
     CHECK(seconds_of(t.b, true) >= 0.05);
     CHECK(seconds_of(t.b, false) < 0.05);
-    CHECK_EQ(gm_sim_set_delay(t.b, "mem_alloc", 0), GM_OK);
+    uint64_t before = 7;
+    CHECK_EQ(gm_sim_set_delay(t.b, "mem_alloc", 0, &before), GM_OK);
+    CHECK_EQ(before, 50000000);
     CHECK(seconds_of(t.b, true) < 0.05);
-    CHECK_EQ(gm_sim_set_delay(t.b, "no_such_call", 1), GM_ERR_INVALID_VALUE);
-    CHECK_EQ(gm_sim_set_delay(t.b, "device_get", 1), GM_ERR_INVALID_VALUE);
+    CHECK_EQ(gm_sim_set_delay(t.b, "no_such_call", 1, NULL), GM_ERR_INVALID_VALUE);
+    CHECK_EQ(gm_sim_set_delay(t.b, "device_get", 1, NULL), GM_ERR_INVALID_VALUE);
     close_bench(t);
 }
 
@@ -249,10 +251,11 @@ TEST(sim_delay_ends_early)
 {
     bench t = open_bench();
     pthread_t thread;
-    CHECK_EQ(gm_sim_set_delay(t.b, "mem_info", 3600 * UINT64_C(1000000000)), GM_OK);
+    CHECK_EQ(gm_sim_set_delay(t.b, "mem_info", 3600 * UINT64_C(1000000000), NULL),
+             GM_OK);
     CHECK_EQ(pthread_create(&thread, NULL, read_memory_info, t.b), 0);
     give(t.b, GM_MEM_DEVICE, take(t.b, GM_MEM_DEVICE, 512));
-    CHECK_EQ(gm_sim_set_delay(t.b, "mem_info", 0), GM_OK);
+    CHECK_EQ(gm_sim_set_delay(t.b, "mem_info", 0, NULL), GM_OK);
     CHECK_EQ(pthread_join(thread, NULL), 0);
     close_bench(t);
 }
@@ -267,6 +270,8 @@ TEST(sim_fault_sticks_until_the_device_is_reset)
     int number = 7;
     CHECK_EQ(gm_sim_set_fault(t.b, 2, 700), GM_ERR_INVALID_DEVICE);
     CHECK_EQ(gm_sim_set_fault(t.b, 0, 700), GM_OK);
+    CHECK_EQ(gm_sim_set_fault(t.b, 1, 719), GM_BUSY); // the first one sticks
+    CHECK_EQ(gm_sim_set_fault(t.b, 1, 0), GM_OK);     // it is no fault of that device
     for (int i = 0; i < 2; i++) {
         CHECK_EQ(gm_backend_mem_alloc(t.b, i, GM_MEM_DEVICE, 512, &out),
                  ILLEGAL_ADDRESS);
@@ -456,7 +461,7 @@ TEST(sim_handles_are_used_once_on_demand)
 {
     bench t = open_bench();
     gm_stream seen[64];
-    gm_sim_recycle_handles(t.b, false);
+    CHECK(gm_sim_recycle_handles(t.b, false));
     for (size_t i = 0; i < 64; i++) {
         seen[i] = take_stream(t.b, 0);
         CHECK_EQ(gm_backend_stream_destroy(t.b, seen[i]), GM_OK);
@@ -464,7 +469,7 @@ TEST(sim_handles_are_used_once_on_demand)
             CHECK(seen[j] != seen[i]);
         }
     }
-    gm_sim_recycle_handles(t.b, true);
+    CHECK(!gm_sim_recycle_handles(t.b, true));
     gm_stream again = take_stream(t.b, 0);
     CHECK_EQ(again, seen[63]);
     CHECK_EQ(gm_backend_stream_destroy(t.b, again), GM_OK);

@@ -109,6 +109,25 @@ TEST(sim_log_tells_what_was_called)
     gm_backend_close(b);
 }
 
+TEST(sim_log_has_several_readers)
+{
+    gm_backend *b = open_sim((gm_sim_options){.devices = 1, .memory = 2 * MIB});
+    CHECK_EQ(gm_sim_log_start(b), 0);
+    CHECK_EQ(gm_backend_device_synchronize(b, 0), GM_OK);
+    CHECK_EQ(gm_sim_log_start(b), 1);
+    CHECK_EQ(gm_backend_device_synchronize(b, 0), GM_OK);
+    gm_sim_log_stop(b);
+    CHECK_EQ(gm_backend_device_synchronize(b, 0), GM_OK);
+    CHECK_EQ(gm_sim_log_count(b), 3);
+    gm_sim_log_stop(b);
+    CHECK_EQ(gm_sim_log_count(b), 0);
+    gm_sim_log_stop(b); // one too many
+    CHECK_EQ(gm_backend_device_synchronize(b, 0), GM_OK);
+    CHECK_EQ(gm_sim_log_count(b), 0);
+    CHECK_EQ(gm_sim_log_start(b), 0);
+    gm_backend_close(b);
+}
+
 /* ---- instances ---- */
 
 TEST(sim_instances_are_strangers)
