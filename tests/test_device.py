@@ -244,7 +244,7 @@ def test_leaving_what_was_not_entered_is_an_error(in_thread):
 @pytest.mark.sim_only
 def test_a_device_that_cannot_be_used_is_not_entered():
     device = Device(0)
-    with testing.fail("device_set", code=46):
+    with testing.fail("device_push", code=46):
         with pytest.raises(gpumem.CUDARuntimeError) as caught:
             device.__enter__()
     assert caught.value.status == 46

@@ -406,15 +406,26 @@ def test_a_limit_allows_as_much_and_no_more(pool):
     del kept, last, more
 
 
-def test_a_limit_below_what_is_held_frees_nothing(pool):
+def test_a_limit_below_what_is_held_drops_the_cache_and_nothing_in_use(pool):
     kept = pool.malloc(4 * UNIT)
-    pool.malloc(2 * UNIT)
-    pool.set_limit(size=UNIT)
+    pool.malloc(2 * UNIT)  # a segment of its own
+    pool.set_limit(size=6 * UNIT)
     assert counts(pool) == (4, 2, 6, 1)
-    assert pool.malloc(2 * UNIT).mem.size == 2 * UNIT  # served from what is cached
+    pool.set_limit(size=UNIT)
+    assert counts(pool) == (4, 0, 4, 0)
     with pytest.raises(gpumem.OutOfMemoryError):
-        pool.malloc(3 * UNIT)
+        pool.malloc(UNIT)
     del kept
+
+
+def test_a_limit_below_what_is_held_leaves_what_shares_a_segment(pool):
+    pool.malloc(4 * UNIT)
+    kept = pool.malloc(UNIT)
+    pool.set_limit(size=UNIT)
+    assert counts(pool) == (1, 3, 4, 1)
+    assert pool.malloc(3 * UNIT).mem.size == 3 * UNIT  # served from what is cached
+    del kept
+    assert counts(pool) == (0, 4, 4, 1)
 
 
 # ---- the types ----

@@ -328,11 +328,17 @@ gm_pool_placement(gm_pool *pool,
 gm_status
 gm_pool_set_limit(gm_pool *pool, size_t limit)
 {
+    bool above;
+
     if (gm_process_is_forked()) {
         return GM_ERR_FORKED;
     }
     gm_pool_lock(pool);
     pool->stats.limit_bytes = limit;
+    above = limit && pool->stats.total_bytes > limit;
     gm_pool_unlock(pool);
+    if (above) {
+        (void)gm_pool_release_idle(pool);
+    }
     return GM_OK;
 }

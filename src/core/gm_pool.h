@@ -136,7 +136,8 @@ GM_MUST_CHECK gm_status gm_pool_placement(gm_pool *pool,
 size_t gm_pool_release_idle(gm_pool *pool);
 size_t gm_pool_release_idle_of(gm_pool *pool, gm_stream_key key);
 
-/* Highest total in bytes, 0 for none. May lie below what is held: nothing is freed. */
+/* Highest total in bytes, 0 for none. Where more is held, idle segments go back as by
+ * gm_pool_release_idle; live blocks stay, so that the total may remain above it. */
 gm_status gm_pool_set_limit(gm_pool *pool, size_t limit);
 
 /* A consistent copy of the counters, postponed frees included. */

@@ -33,7 +33,8 @@ _Thread_local gmpy_rescue *gmpy_this_rescue;
 
 typedef struct scope {
     PyObject *entered;   // what the `with` is of: a reference
-    int device;          // stream: where it became current; Device: what to go back to
+    int device;          // stream: where it became current
+    gm_device_mark mark; // Device: what to go back to
     gmpy_current saved;  // stream: what to go back to, its stream a reference
     PyObject *allocator; // allocator: what to go back to, a reference or NULL
 } scope;
@@ -364,18 +365,22 @@ int
 gmpy_push_device(gmpy_state *st, int device, PyObject *entered)
 {
     thread_settings *settings = get_settings(st);
-    int previous;
+    gm_device_mark mark;
+    gm_status status;
 
     if (!settings || stack_reserve(&settings->devices) < 0) {
         return -1;
     }
-    previous = gmpy_current_device(st);
-    if (previous < 0 || gmpy_use_device(st, device) < 0) {
+    Py_BEGIN_ALLOW_THREADS
+    status = gm_backend_device_push(st->backend, device, &mark);
+    Py_END_ALLOW_THREADS
+    if (status != GM_OK) {
+        gmpy_raise(st, status, "making a device current");
         return -1;
     }
     settings->devices.items[settings->devices.count++] = (scope){
         .entered = Py_NewRef(entered),
-        .device = previous,
+        .mark = mark,
     };
     return 0;
 }
@@ -393,10 +398,12 @@ gmpy_pop_device(gmpy_state *st, PyObject *entered)
     }
     Py_DECREF(left.entered); // the caller has one too
     if (i < stack->count) {
-        stack->items[i].device = left.device;
-        return 0;
+        stack->items[i].mark = left.mark;
     }
-    return gmpy_use_device(st, left.device);
+    else {
+        gm_backend_device_pop(st->backend, &left.mark);
+    }
+    return 0;
 }
 
 /* ---- the scoped allocator ---- */

@@ -229,8 +229,10 @@ TEST(explain_the_limit_bounds_what_is_available)
     CHECK_EQ(gm_pool_set_limit(b.pool, 12 * MIB + 700), GM_OK);
     check_available(b.pool, 10 * MIB + 512);
     let_go(take_bytes(b.pool, 3 * MIB));
-    CHECK_EQ(gm_pool_set_limit(b.pool, MIB), GM_OK);              // less than is in use
+    CHECK_EQ(gm_pool_set_limit(b.pool, 5 * MIB), GM_OK);          // as much as is held
     CHECK_EQ(survey_of(b.pool).largest_available_block, 3 * MIB); // the cached block
+    CHECK_EQ(gm_pool_set_limit(b.pool, MIB), GM_OK);              // less than is in use
+    CHECK_EQ(survey_of(b.pool).largest_available_block, 0);
     let_go(h);
     bench_fini(&b);
 }

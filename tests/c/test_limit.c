@@ -79,6 +79,26 @@ TEST(limit_counts_rounded_bytes)
     bench_fini(&b);
 }
 
+/* What is idle goes, and only where more is held than the limit; what is live stays. */
+TEST(limit_below_what_is_held_drops_the_cache)
+{
+    bench b;
+    holding x;
+
+    bench_init(&b, 0);
+    x = take_bytes(b.pool, UNITS(2));
+    let_go(take_bytes(b.pool, UNITS(3)));
+    gm_pool_set_limit(b.pool, UNITS(5));
+    CHECK_EQ(b.books.bytes, UNITS(5));
+    gm_pool_set_limit(b.pool, UNITS(5) - 1);
+    CHECK_EQ(b.books.bytes, UNITS(2));
+    gm_pool_set_limit(b.pool, UNITS(1));
+    CHECK_EQ(stats_of(b.pool).used_bytes, UNITS(2));
+    CHECK_EQ(stats_of(b.pool).retries, 0);
+    let_go(x);
+    bench_fini(&b);
+}
+
 TEST(limit_of_nothing_is_no_limit)
 {
     bench b;

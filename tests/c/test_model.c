@@ -175,6 +175,9 @@ step_other(race *r)
                                                    : model_sum(&r->model).total / 2 +
                                                          dice_below(&r->d, UNITS(1500));
         gm_pool_set_limit(r->pool, r->model.limit);
+        if (r->model.limit && model_sum(&r->model).total > r->model.limit) {
+            model_release(&r->model, NULL);
+        }
     }
 }
 

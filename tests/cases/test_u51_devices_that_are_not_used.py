@@ -113,8 +113,54 @@ def one_device_after_the_other():
         ]
 
 
+def a_with_statement():
+    """Leaving it does not use the device that it goes back to; nor does the end of the
+    process, though memory, a stream and a hook of device 1 are left then."""
+    import atexit
+
+    from gpumem.testing import device_context_created
+
+    global kept
+    for inside in (lambda: None, Device(2).use):
+        with Device(1):
+            inside()
+            with Device(2), Stream():
+                MemoryPool().malloc(UNIT)
+        assert gpumem.get_device_id() == 0
+        assert not device_context_created(0)
+    with Device(1):
+        kept = MemoryPool().malloc(UNIT), Stream(), Counts()
+
+    def at_exit():
+        assert not device_context_created(0)
+
+    atexit.register(at_exit)
+
+
+def a_look_makes_no_pool():
+    """It would have the limit of the environment as it was when somebody looked."""
+    import os
+
+    pool = MemoryPool()
+    with Device(1):
+        for name, look in LOOKS.items():
+            if "a limit" not in name:
+                look(pool)
+    os.environ["GPUMEM_MEMORY_LIMIT"] = "1MiB"
+    assert [pool.get_limit(n) for n in range(3)] == [MIB] * 3
+    pool.malloc(1)
+    assert pool.stats()["limit_bytes"] == MIB
+
+
 @pytest.mark.parametrize(
-    "body", [only_device_1, nothing_but_looking, one_device_after_the_other]
+    "body",
+    [
+        only_device_1,
+        nothing_but_looking,
+        one_device_after_the_other,
+        a_with_statement,
+        a_look_makes_no_pool,
+    ],
 )
 def test_u51_no_context_is_made_where_none_is_used(apart, body):
     apart(body, devices=3, timeout=60)

@@ -89,6 +89,12 @@ class Model(BestFitPool):
             raise Refused
         return super()._new_segment(size, stream)
 
+    def set_limit(self, limit):
+        """One that is below what is held drops what is idle."""
+        self.limit = limit or None
+        if limit and self.total > limit:
+            self.release_idle()
+
     def would_give_back(self, size):
         """Whether one shortage of the device is overcome by what is idle."""
         segments = self._segments.values()
@@ -193,7 +199,7 @@ class Walk:
             else:
                 limit = self.rng.choice((0, 200 * UNIT, 500 * UNIT, 2000 * UNIT))
                 self.pool.set_limit(size=limit)
-                self.models[device].limit = limit or None
+                self.models[device].set_limit(limit)
 
     def compare(self):
         for device in self.devices:
