@@ -323,3 +323,35 @@ def test_errors_of_the_runtime_come_out():
             with pytest.raises(gpumem.CUDARuntimeError) as caught:
                 use()
         assert caught.value.status == 999, call
+
+
+# ---- by address ----
+
+
+def test_an_address_says_whose_it_is():
+    for number in range(gpumem.get_device_count()):
+        with Device(number):
+            memories = [gpumem.malloc(512), gpumem.MemoryPool().malloc(512) + 100]
+        for memory in memories:
+            device = Device.from_pointer(memory.ptr)
+            assert device == Device(number) and type(device) is Device
+    assert Device.from_pointer(gpumem.malloc_managed(512).ptr) == Device()
+
+
+def test_an_address_that_is_of_no_device_is_refused():
+    host = ctypes.create_string_buffer(64)
+    with pytest.raises(ValueError, match="plain host memory"):
+        Device.from_pointer(ctypes.addressof(host))
+    with pytest.raises(ValueError, match="null pointer"):
+        Device.from_pointer(0)
+    with pytest.raises(TypeError, match="ptr must be an integer"):
+        Device.from_pointer(gpumem.malloc(512).mem)
+    with pytest.raises(OverflowError, match="ptr"):
+        Device.from_pointer(-1)
+
+
+def test_from_pointer_makes_objects_of_the_subclass():
+    class Card(Device):
+        pass
+
+    assert type(Card.from_pointer(gpumem.malloc(512).ptr)) is Card

@@ -293,3 +293,32 @@ def test_an_error_keeps_no_memory(pool):
         assert sys.getrefcount(kept) == 2
     del kept
     assert pool.used_bytes() == 0
+
+
+def test_a_device_that_refuses_everything_is_told_of_once(script):
+    """As one does after a fault: what dies then is not worth a report each. In a
+    process of its own, since what is refused stays behind."""
+    code = """
+import gc, sys
+import gpumem
+from gpumem import testing
+
+def everything():
+    pool = gpumem.MemoryPool()
+    pool.malloc(512)
+    return [*(gpumem.malloc(512) for _ in range(10)), gpumem.Stream(), gpumem.Event(),
+            pool, gpumem.MemoryPool().malloc(512)]
+
+reports = []
+sys.unraisablehook = lambda report: reports.append(report.exc_value.status)
+for code in (719, 719, 700):
+    kept = everything()
+    with testing.fail(None, count=0, code=code):
+        del kept
+        gc.collect()
+    print(reports)
+    everything()  # is given back, so the next refusal is news
+"""
+    done = script(code, GPUMEM_BACKEND="sim")
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["[719]", "[719, 719]", "[719, 719, 700]"]

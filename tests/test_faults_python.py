@@ -433,8 +433,9 @@ ENTRIES = {
         "device = gpumem.Device(0); repr(device), hash(device), device == 0\n"
         "device.name, device.mem_info, device.id; device.synchronize(); device.use()\n"
         "int(device), gpumem.get_device_id(), gpumem.get_device_count()\n"
+        "gpumem.Device.from_pointer(memory.ptr)\n"
         "try: gpumem.Device(10**6)\nexcept ValueError: pass",
-        "",
+        "memory = gpumem.malloc(UNIT)",
     ),
     "a device as a scope": (
         "with gpumem.Device(0): pool.malloc(UNIT)",

@@ -315,6 +315,8 @@ def test_the_counters_tell_what_happened(pool):
         "merges": 1,
         "upstream_allocations": 2,
         "upstream_frees": 2,
+        "lost_segments": 0,
+        "lost_bytes": 0,
         "retries": 0,
         "out_of_memory": 0,
         "deferred_frees": 0,

@@ -85,6 +85,7 @@ typedef struct gm_piece {
 
 struct gm_segment {
     gm_piece piece;
+    uint64_t life;    // of the device, when it was taken; 0: not known (gm_lost.h)
     uint64_t serial;  // counts the pool's segments from 0; placement ties go by it
     size_t size;      // bytes the blocks tile; at most piece.size
     gm_arena *arena;  // where its blocks return

@@ -194,9 +194,9 @@ check_counters(const gm_pool *pool, const tally *t)
         s->hits + s->misses < s->live_blocks) {
         return "more is in use than was ever handed out";
     }
-    if (s->upstream_allocated_bytes - s->upstream_freed_bytes !=
+    if (s->upstream_allocated_bytes - s->upstream_freed_bytes - s->lost_bytes !=
         s->total_bytes + pool->releasing) {
-        return "what came from upstream is neither held nor on its way back";
+        return "what came from upstream is neither held, on its way back nor lost";
     }
     return NULL;
 }

@@ -182,6 +182,8 @@ mark_make(const gm_backend *b, int device, gm_mark **out)
     }
     mark->device = device;
     mark->refs = 1;
+    /* A mark whose life is not known counts as lost with the next reset. */
+    (void)gm_backend_device_incarnation(b, device, &mark->life);
     *out = mark;
     return GM_OK;
 }

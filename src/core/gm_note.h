@@ -29,6 +29,7 @@ typedef struct gm_stream_use {
     gm_stream stream;  // handle
     gm_stream_key key; // which stream that is, also when the handle is used again
     int device;        // whose stream it is
+    uint64_t life;     // of the device, when it was made; 0: not known (gm_lost.h)
     bool announced;    // its end is announced by gm_pools_end_stream, or it has none
 } gm_stream_use;
 
@@ -43,6 +44,7 @@ typedef struct gm_mark gm_mark;
 struct gm_mark {
     gm_event event;
     int device;
+    uint64_t life; // of the device: gm_lost.h
     unsigned refs;
     gm_mark *next; // spare: next in the pool's list
 };

@@ -114,6 +114,26 @@ cache_locked(gm_pool *pool, gm_part *part, gm_block *block)
     gm_index_put(&part->index, block);
 }
 
+void
+gm_part_leave_locked(gm_pool *pool, gm_part *part)
+{
+    part->members--;
+    free_if_empty_locked(pool, part);
+}
+
+void
+gm_part_forget_locked(gm_pool *pool, gm_block *block)
+{
+    gm_part *part = pool->parts;
+
+    while (part->number != block->client) {
+        part = part->next;
+    }
+    gm_index_remove(&part->index, block);
+    pool->stats.captured_bytes -= block->size;
+    pool->stats.captured_blocks--;
+}
+
 bool
 gm_part_put_locked(gm_pool *pool, gm_part *part, gm_block *block)
 {

@@ -38,8 +38,12 @@ release_block_locked(gm_pool *pool, const gm_note *note)
 {
     gm_block *block = note->block;
     gm_part *part = note->part;
-    size_t size = block->size;
+    size_t size;
 
+    if (!block) { // went with its device
+        return 0;
+    }
+    size = block->size;
     pool->stats.pending_bytes -= size;
     pool->stats.pending_blocks--;
     if (part && gm_part_put_locked(pool, part, block)) {
@@ -332,9 +336,8 @@ gm_pool_record_use(gm_pool *pool,
 
 /* ---- looking for what is done ---- */
 
-/* Takes the first use of a lane, whose mark has happened, out of it. */
-static size_t
-settle_use_locked(gm_pool *pool, gm_use **lane)
+size_t
+gm_lane_settle_locked(gm_pool *pool, gm_use **lane)
 {
     gm_use *use = gm_lane_pop_locked(lane);
     gm_note *note = use->note;
@@ -371,7 +374,7 @@ gm_pool_settle(gm_pool *pool)
             lane = &(*lane)->lane;
         }
         if (status == GM_OK) {
-            bytes += settle_use_locked(pool, lane);
+            bytes += gm_lane_settle_locked(pool, lane);
         }
         else { // not there yet, or the device is lost and its memory with it
             lane = &first->lane;

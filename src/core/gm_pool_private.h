@@ -41,7 +41,7 @@ struct gm_pool {
     uint64_t next_serial;
     size_t reserving; // bytes asked of upstream that have not arrived
     size_t releasing; // bytes on their way back upstream
-    size_t voided;    // handles whose block was given back by address
+    size_t voided;    // handles whose block was given back by address or is lost
     bool closed;      // the owner let go
     bool ended;       // the reference of owner and blocks was dropped
     bool lingering;   // closed, and counted as waiting for a device
@@ -170,8 +170,28 @@ size_t gm_note_finish_locked(gm_pool *pool, gm_note *note);
  * pin. */
 void gm_arena_release_locked(gm_pool *pool, gm_arena *arena);
 
+/* Takes the first use of the lane that `*lane` points to, whose mark has happened, out
+ * of it. Returns the bytes that became free. */
+size_t gm_lane_settle_locked(gm_pool *pool, gm_use **lane);
+
 /* Calls `visit` with each pool, referenced and not locked, oldest first. */
 void gm_pools_visit(void (*visit)(gm_pool *pool, void *context), void *context);
+
+/* ---- gm_lost.c ---- */
+
+/* Looks whether the pool's device was reset since it took memory there, and forgets
+ * that then; asks the device. */
+void gm_pool_notice_reset(gm_pool *pool);
+
+/* Ends a segment that is in no list any more and whose memory is gone. */
+void gm_pool_forget_segment(gm_pool *pool, gm_segment *segment);
+
+/* The number of the life that the pool's device is in; 0: there is none, or it does not
+ * say. Asks the device. */
+uint64_t gm_pool_ask_life(const gm_pool *pool);
+
+/* Whether what was taken in the life of that number is gone. Asks the device. */
+bool gm_pool_has_lost(const gm_pool *pool, uint64_t life);
 
 /* ---- gm_lend.c ---- */
 
@@ -217,6 +237,12 @@ bool gm_capture_is_released(const gm_capture *capture);
 /* Gives a block that was dropped, and its membership, to its part; joined with
  * neighbours of that part. False: the part has ended, and only the membership did. */
 bool gm_part_put_locked(gm_pool *pool, gm_part *part, gm_block *block);
+
+/* The same for one whose memory is gone: ends its membership alone. */
+void gm_part_leave_locked(gm_pool *pool, gm_part *part);
+
+/* Takes a CAPTURED block whose memory is gone out of its part. */
+void gm_part_forget_locked(gm_pool *pool, gm_block *block);
 
 /* Ends a part: its blocks go to their arenas. Returns the bytes. */
 size_t gm_part_end_locked(gm_pool *pool, gm_part *part);

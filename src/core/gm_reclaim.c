@@ -69,8 +69,12 @@ gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena)
 size_t
 gm_pool_give_back(gm_pool *pool, gm_segment *chain)
 {
+    uint64_t life = 0; // asked about last
+    bool gone = false; // what was taken then
     size_t bytes = 0;
     size_t count = 0;
+    size_t lost = 0;
+    size_t lost_bytes = 0;
 
     if (!chain) {
         return 0;
@@ -78,16 +82,29 @@ gm_pool_give_back(gm_pool *pool, gm_segment *chain)
     while (chain) {
         gm_segment *next = chain->next;
 
-        pool->upstream.give(pool->upstream.context, pool->device, &chain->piece);
         bytes += chain->size;
-        count++;
-        gm_host_free(chain);
+        if (chain->life != life) {
+            life = chain->life;
+            gone = gm_pool_has_lost(pool, life);
+        }
+        if (gone) {
+            lost_bytes += chain->size;
+            gm_pool_forget_segment(pool, chain);
+            lost++;
+        }
+        else {
+            pool->upstream.give(pool->upstream.context, pool->device, &chain->piece);
+            gm_host_free(chain);
+            count++;
+        }
         chain = next;
     }
     gm_pool_lock(pool);
     pool->releasing -= bytes;
     pool->stats.upstream_frees += count;
-    pool->stats.upstream_freed_bytes += bytes;
+    pool->stats.upstream_freed_bytes += bytes - lost_bytes;
+    pool->stats.lost_segments += lost;
+    pool->stats.lost_bytes += lost_bytes;
     gm_pool_unlock(pool);
     gm_process_flight_end();
     return bytes;
@@ -103,6 +120,7 @@ release_idle(gm_pool *pool, const gm_stream_key *arena_key)
     if (gm_process_is_forked()) {
         return 0;
     }
+    gm_pool_notice_reset(pool);
     gm_pool_flush(pool);
     (void)gm_pool_settle(pool); // what came free is looked for next
     gm_pool_lock(pool);
@@ -138,6 +156,7 @@ typedef struct reservation {
     gm_block *block;
     gm_block *tail; // for what the request leaves of it; NULL for nothing
     gm_arena *arena;
+    uint64_t life; // of the device; known once upstream gave
     size_t bytes;
     size_t rounded; // of them for the request
 } reservation;
@@ -203,6 +222,7 @@ commit_locked(gm_pool *pool,
 
     *segment = (gm_segment){
         .piece = *piece,
+        .life = r->life,
         .serial = pool->next_serial++,
         .size = r->bytes,
         .arena = r->arena,
@@ -301,6 +321,7 @@ pool_attempt_with(gm_pool *pool,
     gm_process_flight_begin();
     status = pool->upstream.take(pool->upstream.context, pool->device, r.bytes, &piece);
     GM_ASSERT(status != GM_OK || (piece.base && piece.size >= r.bytes));
+    r.life = status == GM_OK ? gm_pool_ask_life(pool) : 0;
 
     gm_pool_lock(pool);
     if (status == GM_OK) {
@@ -581,6 +602,7 @@ gm_pool_malloc_slow(gm_pool *pool,
         return GM_ERR_FORKED;
     }
     gm_pools_sweep();
+    gm_pool_notice_reset(pool);
     if (gm_capture_serves(pool, request, rescue, &status, out)) {
         return status;
     }

@@ -51,6 +51,8 @@
     X(merges, "neighbours joined")                                                     \
     X(upstream_allocations, "times upstream gave memory")                              \
     X(upstream_frees, "times memory went back upstream")                               \
+    X(lost_segments, "ranges that went with a reset of their device")                  \
+    X(lost_bytes, "bytes of these")                                                    \
     X(retries, "attempts repeated after something was reclaimed")                      \
     X(out_of_memory, "requests that failed for want of memory")                        \
     X(deferred_frees, "frees postponed because the lock was busy")

@@ -34,6 +34,10 @@ typedef struct gm_upstream {
      * called from a destructor. */
     void (*give)(void *context, int device, const gm_piece *piece);
 
+    /* The device was reset, and what `take` gave is gone: lets go of what it keeps. The
+     * device is not to be called for it. Optional: there is nothing to let go of. */
+    void (*forget)(void *context, int device, const gm_piece *piece);
+
     /* How much memory `device` has for takes, `largest` as if the `count` pieces
      * `back`, in order of address, had been given back before: idle ones of this pool
      * and of others on the device. May begin to use the device. Optional: nothing is

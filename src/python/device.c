@@ -270,6 +270,75 @@ device_synchronize(PyObject *op, PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(
+    reset_doc,
+    "reset($self, /)\n"
+    "--\n"
+    "\n"
+    "Ends all that exists on this device: memory, streams, events, graphs.\n"
+    "\n"
+    "Nobody else may use the device meanwhile. Objects made before stay as they\n"
+    "are, but can no longer be used, and end without effect; pools forget what\n"
+    "they held there and take new memory. Another library's objects are not told.\n"
+    "\n"
+    "A reset by somebody else is noticed too: by a pool when its cache cannot\n"
+    "serve a request or is to be given back, by the others when something new is\n"
+    "made on the device or an old one ends.\n"
+    "\n"
+    "Raises:\n"
+    "    CUDARuntimeError: the runtime cannot reset it; then nothing has changed.");
+
+static PyObject *
+device_reset(PyObject *op, PyObject *Py_UNUSED(ignored))
+{
+    gmpy_state *st = gmpy_state_of(op);
+    gm_status status;
+
+    if (!gmpy_backend(st)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = gmpy_device_reset(st, device_id_of(op));
+    Py_END_ALLOW_THREADS
+    if (status != GM_OK) {
+        return gmpy_raise(st, status, "Device.reset");
+    }
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(from_pointer_doc,
+             "from_pointer($type, ptr, /)\n"
+             "--\n"
+             "\n"
+             "Returns the device that an address is of.\n"
+             "\n"
+             "Args:\n"
+             "    ptr (int): an address in device, managed or pinned memory.\n"
+             "\n"
+             "Raises:\n"
+             "    ValueError: it is 0, or in plain host memory.\n"
+             "    TypeError: ptr is no integer.");
+
+static PyObject *
+device_from_pointer(PyObject *type, PyObject *arg)
+{
+    PyObject *module = PyType_GetModuleByDef((PyTypeObject *)type, &gmpy_module_def);
+    gmpy_state *st = module ? gmpy_state_of_module(module) : NULL;
+    uintptr_t ptr;
+    int id;
+
+    if (!st || !gmpy_backend(st) || gmpy_as_address(arg, "ptr", &ptr) < 0) {
+        return NULL;
+    }
+    if (ptr == 0) {
+        PyErr_SetString(PyExc_ValueError, "a null pointer is of no device");
+        return NULL;
+    }
+    return gmpy_device_of_address(st, ptr, &id) < 0
+               ? NULL
+               : device_alloc((PyTypeObject *)type, id);
+}
+
 static PyObject *
 device_id(PyObject *op, void *Py_UNUSED(closure))
 {
@@ -321,6 +390,8 @@ device_mem_info(PyObject *op, void *Py_UNUSED(closure))
 static PyMethodDef device_methods[] = {
     {"use", device_use, METH_NOARGS, use_doc},
     {"synchronize", device_synchronize, METH_NOARGS, synchronize_doc},
+    {"reset", device_reset, METH_NOARGS, reset_doc},
+    {"from_pointer", device_from_pointer, METH_O | METH_CLASS, from_pointer_doc},
     {"__enter__", device_enter, METH_NOARGS, enter_doc},
     {"__exit__", (PyCFunction)(void (*)(void))device_exit, METH_FASTCALL, exit_doc},
     {0},

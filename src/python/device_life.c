@@ -9,7 +9,9 @@
  *
  * The state keeps the number that was seen last. Comparing with that is one load, so
  * every use of a stream does it; it finds resets by Device.reset, and those by others
- * once something of the new life was made. Giving something back asks anew.
+ * once something of the new life was made. Giving something back asks anew. Whoever
+ * finds a reset by others tells the pools, which find one by themselves when they next
+ * ask upstream (core/gm_lost.h).
  *
  * Cost: asking is three driver calls, below a microsecond; it is done where the object
  * is made and where it ends, never where it is used.
@@ -19,16 +21,22 @@
  */
 #include "module.h"
 
+#include "core/gm_lost.h"
+
 uint64_t
 gmpy_device_life(gmpy_state *st, int device)
 {
     uint64_t number = 0;
+    uint64_t before;
 
     /* A device that cannot be asked has said nothing of a reset. */
     if (gm_backend_device_incarnation(st->backend, device, &number) != GM_OK) {
         return __atomic_load_n(&st->lives[device], __ATOMIC_RELAXED);
     }
-    __atomic_store_n(&st->lives[device], number, __ATOMIC_RELAXED);
+    before = __atomic_exchange_n(&st->lives[device], number, __ATOMIC_RELAXED);
+    if (before && before != number) {
+        gm_pools_device_lost(st->backend, device);
+    }
     return number;
 }
 
@@ -36,4 +44,19 @@ bool
 gmpy_device_has_ended(gmpy_state *st, int device, uint64_t life)
 {
     return life != 0 && gmpy_device_life(st, device) != life;
+}
+
+gm_status
+gmpy_device_reset(gmpy_state *st, int device)
+{
+    gm_status status = gm_backend_device_reset(st->backend, device);
+    uint64_t number = 0;
+
+    if (status == GM_OK) {
+        /* One that cannot be asked has no life that anything could be of. */
+        (void)gm_backend_device_incarnation(st->backend, device, &number);
+        __atomic_store_n(&st->lives[device], number, __ATOMIC_RELAXED);
+        gm_pools_device_lost(st->backend, device);
+    }
+    return status;
 }

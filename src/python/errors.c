@@ -305,6 +305,22 @@ gmpy_unraisable(gmpy_state *st, gm_status status, const char *what)
     GMPY_GIVE_ERROR(pending);
 }
 
+bool
+gmpy_release_is_news(gmpy_state *st, gm_status status)
+{
+    gm_status before = __atomic_exchange_n(&st->refused, status, __ATOMIC_RELAXED);
+
+    return status != GM_OK && status != before;
+}
+
+void
+gmpy_report_release(gmpy_state *st, gm_status status, const char *what)
+{
+    if (gmpy_release_is_news(st, status)) {
+        gmpy_unraisable(st, status, what);
+    }
+}
+
 int
 gmpy_errors_init(PyObject *module, gmpy_state *st)
 {

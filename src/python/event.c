@@ -154,9 +154,7 @@ event_destroy(gmpy_state *st, const gmpy_event *self)
         status = gm_backend_event_destroy(st->backend, self->handle);
     }
     Py_END_ALLOW_THREADS
-    if (status != GM_OK) {
-        gmpy_unraisable(st, status, "destroying an event");
-    }
+    gmpy_report_release(st, status, "destroying an event");
 }
 
 static void

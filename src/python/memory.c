@@ -160,18 +160,17 @@ what(gm_mem_kind kind, bool freeing)
 
 /* A device that refuses has nobody to tell. Keeps the pending exception. */
 static void
-give_back(gmpy_state *st, int device, gm_mem_kind kind, uintptr_t ptr)
+give_back(gmpy_state *st, int device, uint64_t life, gm_mem_kind kind, uintptr_t ptr)
 {
     gm_status status = GM_OK;
 
     Py_BEGIN_ALLOW_THREADS
-    if (!gm_capture_postpone_free(st->backend, device, kind, ptr)) {
+    if (!gmpy_device_has_ended(st, device, life) &&
+        !gm_capture_postpone_free(st->backend, device, kind, ptr)) {
         status = gm_backend_mem_free(st->backend, device, kind, ptr);
     }
     Py_END_ALLOW_THREADS
-    if (status != GM_OK) {
-        gmpy_unraisable(st, status, what(kind, true));
-    }
+    gmpy_report_release(st, status, what(kind, true));
 }
 
 /* Gives back what is held, if anything. Keeps the pending exception. */
@@ -182,7 +181,7 @@ owned_memory_release(gmpy_owned_memory *mem)
 
     mem->owned = 0;
     if (owned && mem->base.ptr && !gm_process_is_frozen()) {
-        give_back(mem->st, mem->owned_device, mem->kind, owned);
+        give_back(mem->st, mem->owned_device, mem->life, mem->kind, owned);
     }
 }
 
@@ -219,6 +218,7 @@ owned_memory_take(gmpy_owned_memory *mem, gmpy_state *st, gm_mem_kind kind, size
     const gm_backend *backend = gmpy_backend(st);
     gmpy_state *none = NULL;
     uintptr_t ptr = 0;
+    uint64_t life = 0;
     gm_status status;
     int device;
 
@@ -236,6 +236,9 @@ owned_memory_take(gmpy_owned_memory *mem, gmpy_state *st, gm_mem_kind kind, size
     if (size > 0) {
         Py_BEGIN_ALLOW_THREADS
         status = gm_backend_mem_alloc(backend, device, kind, size, &ptr);
+        if (status == GM_OK) {
+            life = gmpy_device_life(st, device);
+        }
         Py_END_ALLOW_THREADS
         if (status != GM_OK) {
             raise_refused(st, status, kind, device, size);
@@ -245,7 +248,7 @@ owned_memory_take(gmpy_owned_memory *mem, gmpy_state *st, gm_mem_kind kind, size
     if (!__atomic_compare_exchange_n(&mem->st, &none, st, false, __ATOMIC_ACQ_REL,
                                      __ATOMIC_RELAXED)) {
         if (ptr) { // another thread was first
-            give_back(st, device, kind, ptr);
+            give_back(st, device, life, kind, ptr);
         }
         PyErr_SetString(PyExc_RuntimeError, "memory is initialized once");
         return -1;
@@ -253,6 +256,7 @@ owned_memory_take(gmpy_owned_memory *mem, gmpy_state *st, gm_mem_kind kind, size
     mem->kind = kind;
     mem->owned = ptr;
     mem->owned_device = device;
+    mem->life = life;
     mem->base.ptr = ptr;
     mem->base.size = size;
     mem->base.device_id = device;

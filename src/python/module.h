@@ -81,14 +81,15 @@ typedef struct gmpy_state {
     const gm_backend *backend; // NULL until first use
     gm_backend *sim;           // NULL unless the simulated device is in use
     gm_backend *fault;         // the wrapper around it that injects failures
-    int device_count;          // 0 until first use
-    uint64_t *lives;           // the number of each device's life as seen last
-    bool settings_used;        // some thread has settings of its own (thread.c)
-    bool process_hooked;       // process_hooks is not empty
-    int hook_holders;          // threads with memory hooks, and the process if it has
-    gmpy_freelist pointers;    // MemoryPointer objects for reuse
-    gmpy_freelist handles;     // PooledMemory objects for reuse
-    gmpy_watched *watched;     // host memory that the device may still use (watch.c)
+    gm_status refused;      // why the device did not take back what it was given last
+    int device_count;       // 0 until first use
+    uint64_t *lives;        // the number of each device's life as seen last
+    bool settings_used;     // some thread has settings of its own (thread.c)
+    bool process_hooked;    // process_hooks is not empty
+    int hook_holders;       // threads with memory hooks, and the process if it has
+    gmpy_freelist pointers; // MemoryPointer objects for reuse
+    gmpy_freelist handles;  // PooledMemory objects for reuse
+    gmpy_watched *watched;  // host memory that the device may still use (watch.c)
     gmpy_watched *watched_last;
     int watched_count;
     gmpy_mutex watched_lock;   // guards the list of the watched
@@ -159,6 +160,14 @@ bool gmpy_error_is_shortage(gmpy_state *st);
 
 /* Reports a failure inside a destructor: to sys.unraisablehook, never raised. */
 void gmpy_unraisable(gmpy_state *st, gm_status status, const char *what);
+
+/* Whether the failure to give something back to the device is to be reported: not where
+ * it refused the last thing for the same reason, as a device in a fault does with all
+ * that there is. Needs no interpreter. */
+bool gmpy_release_is_news(gmpy_state *st, gm_status status);
+
+/* Reports it, then, as from a destructor. GM_OK: it was given back. */
+void gmpy_report_release(gmpy_state *st, gm_status status, const char *what);
 
 /* Drops *place, if it is not NULL, without touching the pending exception. */
 void gmpy_drop(PyObject **place);
@@ -261,11 +270,13 @@ extern PyMethodDef gmpy_runtime_methods[];
 /* ---- device_life.c ---- */
 
 /* The number of the life that `device` is in, asked of it: 0 where nothing exists
- * there, or the backend has no such numbers. For what is made, noted with it. */
+ * there, or the backend has no such numbers. For what is made, noted with it. A reset
+ * by somebody else that shows then is told to all pools, so the caller is detached from
+ * the interpreter. */
 uint64_t gmpy_device_life(gmpy_state *st, int device);
 
-/* Whether the life of that number has ended, asked of the device: then what was made in
- * it is gone and must not be given back. */
+/* Whether the life of that number has ended, asked of the device in the same way: then
+ * what was made in it is gone and must not be given back. */
 bool gmpy_device_has_ended(gmpy_state *st, int device, uint64_t life);
 
 /* The same by what is known already: no call. */
@@ -274,6 +285,9 @@ gmpy_device_has_ended_known(const gmpy_state *st, int device, uint64_t life)
 {
     return life != 0 && __atomic_load_n(&st->lives[device], __ATOMIC_RELAXED) != life;
 }
+
+/* Resets `device` and tells all pools. Detached from the interpreter. */
+gm_status gmpy_device_reset(gmpy_state *st, int device);
 
 /* ---- thread.c ---- */
 
@@ -363,6 +377,7 @@ typedef struct gmpy_owned_memory {
     gmpy_base_memory base;
     gmpy_state *st;  // NULL until initialized
     uintptr_t owned; // what the device gave; 0 for none
+    uint64_t life;   // of the device, when it did
     int owned_device;
     gm_mem_kind kind;
 } gmpy_owned_memory;
@@ -390,6 +405,10 @@ extern PyMethodDef gmpy_memory_methods[];
 int gmpy_managed_memory_init(PyObject *module, gmpy_state *st);
 extern PyMethodDef gmpy_managed_memory_methods[];
 int gmpy_unowned_memory_init(PyObject *module, gmpy_state *st);
+
+/* The device that an address, not 0, is of. 0, or -1: ValueError for plain host memory.
+ */
+int gmpy_device_of_address(gmpy_state *st, uintptr_t ptr, int *out);
 
 /* ---- function_memory.c, function_allocator.c ---- */
 

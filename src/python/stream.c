@@ -62,9 +62,7 @@ stream_destroy(gmpy_state *st, const gmpy_stream *self)
         status = gm_backend_stream_destroy(st->backend, self->handle);
     }
     Py_END_ALLOW_THREADS
-    if (status != GM_OK) {
-        gmpy_unraisable(st, status, "destroying a stream");
-    }
+    gmpy_report_release(st, status, "destroying a stream");
 }
 
 static void

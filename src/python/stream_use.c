@@ -25,6 +25,7 @@ use_of_stream(gmpy_state *st, PyObject *stream, gm_stream_use *out)
 
     out->stream = self->handle;
     out->device = self->device_id >= 0 ? self->device_id : gmpy_current_device(st);
+    out->life = self->life;
     out->announced = self->owned || self->handle <= GM_STREAM_LEGACY;
     return out->device < 0 ? -1 : gmpy_stream_key(st, stream, &out->key);
 }
@@ -174,6 +175,7 @@ gmpy_stream_ends(const gm_backend *backend, const gmpy_stream *stream)
         .stream = stream->handle,
         .key = stream->key,
         .device = stream->device_id,
+        .life = stream->life,
         .announced = true,
     };
 

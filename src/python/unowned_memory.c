@@ -39,18 +39,12 @@ PyDoc_STRVAR(
 static const gmpy_signature unowned_memory_signature = {
     "UnownedMemory", 4, 3, 4, {"ptr", "size", "owner", "device_id"}};
 
-/* The device the memory at `ptr` belongs to. 0 or -1. */
-static int
-device_of_address(gmpy_state *st, uintptr_t ptr, int *out)
+int
+gmpy_device_of_address(gmpy_state *st, uintptr_t ptr, int *out)
 {
     gm_pointer_info info;
     gm_status status;
 
-    if (ptr == 0) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "UnownedMemory of a null pointer needs device_id");
-        return -1;
-    }
     Py_BEGIN_ALLOW_THREADS
     status = gm_backend_pointer_info(st->backend, ptr, &info);
     Py_END_ALLOW_THREADS
@@ -86,7 +80,12 @@ unowned_memory_init(PyObject *op, PyObject *args, PyObject *kwargs)
         (given[3] && gmpy_as_int(given[3], "device_id", &device) < 0)) {
         return -1;
     }
-    if (device < 0 ? device_of_address(st, ptr, &device) < 0
+    if (device < 0 && ptr == 0) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "UnownedMemory of a null pointer needs device_id");
+        return -1;
+    }
+    if (device < 0 ? gmpy_device_of_address(st, ptr, &device) < 0
                    : gmpy_as_device(st, given[3], &device) < 0) {
         return -1;
     }

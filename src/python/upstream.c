@@ -57,7 +57,7 @@ give_plain(gmpy_upstream *up, int device, const gm_piece *piece)
     if (attached) {
         PyEval_RestoreThread(attached);
     }
-    if (status != GM_OK) {
+    if (gmpy_release_is_news(up->st, status)) {
         PyGILState_STATE gil = PyGILState_Ensure();
 
         gmpy_unraisable(up->st, status, "giving a pool's memory back");
@@ -358,6 +358,18 @@ upstream_give(void *context, int device, const gm_piece *piece)
     plain_upstream(context).give(context, device, piece);
 }
 
+/* A callable's memory is let go as ever: what is behind it knows of the reset itself,
+ * or is the user's. */
+static void
+upstream_forget(void *context, int device, const gm_piece *piece)
+{
+    gmpy_upstream *up = context;
+
+    if (up->callable) {
+        callable_give(up, device, piece);
+    }
+}
+
 /* ---- life ---- */
 
 static void
@@ -384,6 +396,7 @@ gmpy_pool_new(
         .backend = st->backend,
         .take = upstream_take,
         .give = upstream_give,
+        .forget = upstream_forget,
         .room = callable || device == GMPY_DEVICE_HOST ? NULL : device_room,
         .end = upstream_end,
     };

@@ -25,6 +25,8 @@
 struct gmpy_watched {
     struct gmpy_watched *next;
     gm_event event;
+    int device;
+    uint64_t life;    // of the device, when the event was made
     gm_status status; // of the event, when it was asked about
     Py_buffer buffer;
 };
@@ -105,6 +107,8 @@ gmpy_watch_new(gmpy_state *st, const gm_backend *backend, int device)
         gm_host_free(item);
         return NULL;
     }
+    item->device = device;
+    item->life = gmpy_device_life(st, device);
     return item;
 }
 
@@ -136,11 +140,18 @@ gmpy_watch_free(const gm_backend *backend, gmpy_watched *item)
 /* ---- looking ---- */
 
 /* Asks about the events and destroys those that are of no use any more: the ones that
- * happened, and the ones of a device that is lost. */
+ * happened, and the ones of a device that is lost. Those of before a reset of their
+ * device are there no more. */
 static void
-ask(const gm_backend *backend, gmpy_watched *chain)
+ask(gmpy_state *st, gmpy_watched *chain)
 {
+    const gm_backend *backend = st->backend;
+
     for (gmpy_watched *item = chain; item; item = item->next) {
+        item->status = GM_OK;
+        if (gmpy_device_has_ended_known(st, item->device, item->life)) {
+            continue;
+        }
         item->status = gm_backend_event_query(backend, item->event);
         if (item->status != GM_NOT_READY) {
             (void)gm_backend_event_destroy(backend, item->event);
@@ -159,7 +170,7 @@ gmpy_watch_look(gmpy_state *st, bool all)
     }
     chain = take_first(st, all ? count : WATCHED_LOOK);
     Py_BEGIN_ALLOW_THREADS
-    ask(st->backend, chain);
+    ask(st, chain);
     Py_END_ALLOW_THREADS
     while (chain) {
         gmpy_watched *next = chain->next;
