@@ -29,6 +29,7 @@ from gpumem._core import (
     Device,
     Event,
     ExternalStream,
+    Graph,
     ManagedMemory,
     Memory,
     MemoryAsync,
@@ -65,6 +66,9 @@ from gpumem._core import (
     malloc_system,
     set_allocator,
     set_pinned_memory_allocator,
+    streamCaptureModeGlobal,
+    streamCaptureModeRelaxed,
+    streamCaptureModeThreadLocal,
     use_default_memory_pool,
 )
 from gpumem._memory_hook import MemoryHook, add_process_hook, remove_process_hook
@@ -85,6 +89,7 @@ __all__ = [
     "Device",
     "Event",
     "ExternalStream",
+    "Graph",
     "ManagedMemory",
     "Memory",
     "MemoryHook",
@@ -122,6 +127,9 @@ __all__ = [
     "set_allocator",
     "set_pinned_memory_allocator",
     "show_config",
+    "streamCaptureModeGlobal",
+    "streamCaptureModeRelaxed",
+    "streamCaptureModeThreadLocal",
     "use_default_memory_pool",
     "using_allocator",
 ]

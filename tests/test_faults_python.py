@@ -464,6 +464,21 @@ ENTRIES = {
         "        except RuntimeError: pass\n"
         "    gpumem.Stream.null.use(); pool.free_all_blocks()",
     ),
+    "graphs": (
+        "stream.begin_capture(); memory.memset_async(0, UNIT, stream)\n"
+        "stream.is_capturing(); graph = stream.end_capture()\n"
+        "graph.upload(stream); graph.launch(stream=stream); graph.debug_dot_str()\n"
+        "stream.synchronize()",
+        "stream, memory = gpumem.Stream(), gpumem.malloc(UNIT)\n"
+        "def clean_up():\n"
+        "    if stream.is_capturing(): stream.end_capture()",
+    ),
+    "graphs refused": (
+        "try: gpumem.Stream.null.begin_capture()\nexcept RuntimeError: pass\n"
+        "try: stream.begin_capture(mode=7)\nexcept ValueError: pass\n"
+        "try: stream.end_capture()\nexcept RuntimeError: pass",
+        "stream = gpumem.Stream()",
+    ),
     "events": (
         "first = gpumem.Event(); last = gpumem.Event(block=True)\n"
         "first.record(); last.record(stream); stream.wait_event(first)\n"

@@ -163,6 +163,23 @@ def event(cls):
     return made.done, made
 
 
+def graph(cls):
+    pool = gpumem.MemoryPool()
+    memory = gpumem.malloc(UNIT)
+    with gpumem.Stream(non_blocking=True) as entered:
+        pool.malloc(UNIT)
+        entered.begin_capture()
+        memory.memset_async(0, UNIT)
+        pool.malloc(UNIT)
+        made = entered.end_capture()
+    assert type(made) is cls
+    made.upload(entered)
+    made.launch(entered)
+    entered.synchronize()
+    refused(cls)
+    return made.debug_dot_str(), made
+
+
 def c_allocator(cls):
     made = cls(0, *C_FUNCTIONS, object())
     return made.malloc(UNIT), gpumem.MemoryPool(made.malloc).malloc(1), made.close()
@@ -249,6 +266,7 @@ RECIPES = {
     "gpumem.Stream": stream,
     "gpumem.ExternalStream": external_stream,
     "gpumem.Event": event,
+    "gpumem.Graph": graph,
     "gpumem.OutOfMemoryError": out_of_memory,
     "gpumem.CUDARuntimeError": lambda cls: raised(cls, 2),
     "gpumem._memory_hook.MemoryHook": hook,

@@ -138,6 +138,7 @@ module_fill(PyObject *module)
         gmpy_memory_async_init,
         gmpy_memory_async_pool_init,
         gmpy_guard_init,
+        gmpy_graph_init,
     };
 
     for (size_t i = 0; i < sizeof(tables) / sizeof(*tables); i++) {

@@ -46,6 +46,7 @@
     X(StreamType)                                                                      \
     X(ExternalStreamType)                                                              \
     X(EventType)                                                                       \
+    X(GraphType)                                                                       \
     X(ThreadSettingsType)                                                              \
     X(GuardType)                                                                       \
     X(OutOfMemoryError)                                                                \
@@ -587,6 +588,7 @@ extern PyMethodDef gmpy_device_methods[];
 
 int gmpy_stream_init(PyObject *module, gmpy_state *st);
 int gmpy_event_init(PyObject *module, gmpy_state *st);
+int gmpy_graph_init(PyObject *module, gmpy_state *st);
 extern PyMethodDef gmpy_stream_methods[];
 extern PyMethodDef gmpy_event_time_methods[];
 

@@ -52,12 +52,13 @@ stream_clear(PyObject *op)
 }
 
 static void
-stream_destroy(gmpy_state *st, const gmpy_stream *self)
+stream_end(gmpy_state *st, gmpy_stream *self)
 {
     gm_status status = GM_OK;
 
     Py_BEGIN_ALLOW_THREADS
-    if (!gmpy_device_has_ended(st, self->device_id, self->life)) {
+    gmpy_stream_abandon_capture(st, self);
+    if (self->owned && !gmpy_device_has_ended(st, self->device_id, self->life)) {
         gmpy_stream_ends(st->backend, self);
         status = gm_backend_stream_destroy(st->backend, self->handle);
     }
@@ -75,8 +76,8 @@ stream_dealloc(PyObject *op)
     if (self->weakrefs) {
         PyObject_ClearWeakRefs(op);
     }
-    if (self->owned && !gm_process_is_frozen()) {
-        stream_destroy(gmpy_state_of(op), self);
+    if ((self->owned || self->capture) && !gm_process_is_frozen()) {
+        stream_end(gmpy_state_of(op), self);
     }
     (void)stream_clear(op); // cannot fail
     type->tp_free(op);
@@ -285,6 +286,11 @@ static PyMethodDef stream_methods[] = {
      METH_FASTCALL | METH_KEYWORDS, gmpy_stream_record_doc},
     {"wait_event", (PyCFunction)(void (*)(void))gmpy_stream_wait_event,
      METH_FASTCALL | METH_KEYWORDS, gmpy_stream_wait_event_doc},
+    {"begin_capture", (PyCFunction)(void (*)(void))gmpy_stream_begin_capture,
+     METH_FASTCALL | METH_KEYWORDS, gmpy_stream_begin_capture_doc},
+    {"end_capture", gmpy_stream_end_capture, METH_NOARGS, gmpy_stream_end_capture_doc},
+    {"is_capturing", gmpy_stream_is_capturing, METH_NOARGS,
+     gmpy_stream_is_capturing_doc},
     {"__cuda_stream__", stream_cuda_stream, METH_NOARGS, cuda_stream_doc},
     {"__enter__", stream_enter_with, METH_NOARGS, enter_doc},
     {"__exit__", (PyCFunction)(void (*)(void))stream_exit_with, METH_FASTCALL,

@@ -11,6 +11,7 @@
 
 #include "module.h"
 
+#include "core/gm_capture.h"
 #include "core/gm_note.h" // gm_stream_use
 
 /* ---- stream.c ---- */
@@ -25,8 +26,11 @@ typedef struct gmpy_stream {
     bool ready;        // it succeeded, and the collector has not cleared it since
     bool owned;        // destroyed with the object
     bool non_blocking;
-    uint64_t life;     // of its device; 0 for default streams, which have no end
-    PyObject *foreign; // whose stream it is: from_external's argument; else NULL
+    uint64_t life;       // of its device; 0 for default streams, which have no end
+    PyObject *foreign;   // whose stream it is: from_external's argument; else NULL
+    gm_capture *capture; // of the recording that it began; else NULL
+    uint64_t recording;  // the backend's number of that
+    bool changing;       // a thread begins or ends a recording
     PyObject *weakrefs;
 } gmpy_stream;
 
@@ -56,6 +60,33 @@ gmpy_is_stream(gmpy_state *st, PyObject *op)
 {
     return PyObject_TypeCheck(op, gmpy_type(st->BaseStreamType));
 }
+
+/* ---- stream_capture.c ---- */
+
+/* More methods of BaseStream. */
+PyObject *gmpy_stream_begin_capture(PyObject *op,
+                                    PyObject *const *args,
+                                    Py_ssize_t nargs,
+                                    PyObject *kwnames);
+PyObject *gmpy_stream_end_capture(PyObject *op, PyObject *ignored);
+PyObject *gmpy_stream_is_capturing(PyObject *op, PyObject *ignored);
+extern const char gmpy_stream_begin_capture_doc[];
+extern const char gmpy_stream_end_capture_doc[];
+extern const char gmpy_stream_is_capturing_doc[];
+
+/* Ends the recording that a stream began and nobody ended, before its object goes.
+ * Needs no interpreter. */
+void gmpy_stream_abandon_capture(gmpy_state *st, gmpy_stream *self);
+
+/* ---- graph.c ---- */
+
+/* A Graph of nothing, to be made: new reference. */
+PyObject *gmpy_graph_new(gmpy_state *st);
+
+/* Makes it of what was recorded on `device`, ready to launch. It owns both from here
+ * on, also after a failure; `capture` may be NULL. Needs no interpreter. */
+gm_status gmpy_graph_make(
+    gmpy_state *st, PyObject *op, gm_graph made, int device, gm_capture *capture);
 
 /* ---- stream_arg.c ---- */
 
