@@ -78,6 +78,7 @@ gm_block_is_live(const gm_block *block)
 typedef struct gm_piece {
     uintptr_t base;
     size_t size;        // bytes usable from base
+    int device;         // whose reset ends it; -1: nobody's
     void *owner;        // opaque to the core; upstream knows what it is
     gm_handle *handles; // NULL for one plain allocation
     size_t handle_count;

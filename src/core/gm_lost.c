@@ -224,12 +224,12 @@ static gm_segment *
 forget_memory_locked(gm_pool *pool, const loss *l)
 {
     gm_segment *chain = NULL;
-    gm_segment *segment = pool->device == l->device ? pool->first : NULL;
+    gm_segment *segment = pool->first;
 
     while (segment) {
         gm_segment *next = segment->next;
 
-        if (is_of_old(l, segment->life)) {
+        if (segment->piece.device == l->device && is_of_old(l, segment->life)) {
             gm_block *block = segment->first;
 
             while (block) {
@@ -321,42 +321,54 @@ gm_pools_device_lost(const gm_backend *backend, int device)
     gm_pools_visit(lose_in_pool, &l);
 }
 
+/* As the slot, where there is something to ask. */
+static bool
+ask_life(const gm_pool *pool, int device, uint64_t *life)
+{
+    return pool->upstream.backend && device >= 0 &&
+           gm_backend_device_incarnation(pool->upstream.backend, device, life) == GM_OK;
+}
+
 uint64_t
-gm_pool_ask_life(const gm_pool *pool)
+gm_pool_ask_life(const gm_pool *pool, int device)
 {
     uint64_t life = 0;
 
-    if (pool->upstream.backend) {
-        /* A device that does not answer has said nothing of a reset. */
-        (void)gm_backend_device_incarnation(pool->upstream.backend, pool->device,
-                                            &life);
-    }
+    (void)ask_life(pool, device, &life); // not known then
     return life;
 }
 
-bool
-gm_pool_has_lost(const gm_pool *pool, uint64_t life)
+/* A device that does not answer has said nothing of a reset. */
+static bool
+has_ended(const gm_pool *pool, int device, uint64_t life)
 {
-    uint64_t now = life;
+    uint64_t now = 0;
 
-    return life && pool->upstream.backend &&
-           gm_backend_device_incarnation(pool->upstream.backend, pool->device, &now) ==
-               GM_OK &&
-           now != life;
+    return life && ask_life(pool, device, &now) && now != life;
+}
+
+bool
+gm_pool_has_lost(const gm_pool *pool, const gm_segment *segment)
+{
+    return has_ended(pool, segment->piece.device, segment->life);
 }
 
 void
 gm_pool_notice_reset(gm_pool *pool)
 {
-    uint64_t known;
+    uint64_t life = 0;
+    int device = -1;
 
-    if (!pool->upstream.backend || gm_process_is_special()) {
+    if (gm_process_is_special()) {
         return;
     }
     gm_pool_lock(pool);
-    known = pool->last ? pool->last->life : 0;
+    if (pool->last) {
+        device = pool->last->piece.device;
+        life = pool->last->life;
+    }
     gm_pool_unlock(pool);
-    if (gm_pool_has_lost(pool, known)) {
-        gm_pools_device_lost(pool->upstream.backend, pool->device);
+    if (has_ended(pool, device, life)) {
+        gm_pools_device_lost(pool->upstream.backend, device);
     }
 }

@@ -11,7 +11,8 @@
  *
  * Who notices: whoever resets a device says so. A reset by somebody else is noticed by
  * the backend's number for the device's life, which a pool compares before it asks
- * upstream and before it gives idle memory back, not while its cache serves a request.
+ * upstream, for what it took last, and before it gives memory back, not while its cache
+ * serves a request. (A pool of the host's memory may have some of several devices.)
  *
  * Cost: nothing on the hit path; a miss asks for the number, below a microsecond.
  *

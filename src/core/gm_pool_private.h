@@ -179,19 +179,19 @@ void gm_pools_visit(void (*visit)(gm_pool *pool, void *context), void *context);
 
 /* ---- gm_lost.c ---- */
 
-/* Looks whether the pool's device was reset since it took memory there, and forgets
- * that then; asks the device. */
+/* Looks whether the device was reset that the pool took memory from last, and forgets
+ * what is gone then. Asks the device. */
 void gm_pool_notice_reset(gm_pool *pool);
 
 /* Ends a segment that is in no list any more and whose memory is gone. */
 void gm_pool_forget_segment(gm_pool *pool, gm_segment *segment);
 
-/* The number of the life that the pool's device is in; 0: there is none, or it does not
- * say. Asks the device. */
-uint64_t gm_pool_ask_life(const gm_pool *pool);
+/* The number of the life that a device is in, -1 being none; 0: there is none, or it
+ * does not say. Asks the device. */
+uint64_t gm_pool_ask_life(const gm_pool *pool, int device);
 
-/* Whether what was taken in the life of that number is gone. Asks the device. */
-bool gm_pool_has_lost(const gm_pool *pool, uint64_t life);
+/* Whether the memory of a segment is gone. Asks its device. */
+bool gm_pool_has_lost(const gm_pool *pool, const gm_segment *segment);
 
 /* ---- gm_lend.c ---- */
 

@@ -69,8 +69,6 @@ gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena)
 size_t
 gm_pool_give_back(gm_pool *pool, gm_segment *chain)
 {
-    uint64_t life = 0; // asked about last
-    bool gone = false; // what was taken then
     size_t bytes = 0;
     size_t count = 0;
     size_t lost = 0;
@@ -83,11 +81,7 @@ gm_pool_give_back(gm_pool *pool, gm_segment *chain)
         gm_segment *next = chain->next;
 
         bytes += chain->size;
-        if (chain->life != life) {
-            life = chain->life;
-            gone = gm_pool_has_lost(pool, life);
-        }
-        if (gone) {
+        if (gm_pool_has_lost(pool, chain)) {
             lost_bytes += chain->size;
             gm_pool_forget_segment(pool, chain);
             lost++;
@@ -321,7 +315,7 @@ pool_attempt_with(gm_pool *pool,
     gm_process_flight_begin();
     status = pool->upstream.take(pool->upstream.context, pool->device, r.bytes, &piece);
     GM_ASSERT(status != GM_OK || (piece.base && piece.size >= r.bytes));
-    r.life = status == GM_OK ? gm_pool_ask_life(pool) : 0;
+    r.life = status == GM_OK ? gm_pool_ask_life(pool, piece.device) : 0;
 
     gm_pool_lock(pool);
     if (status == GM_OK) {

@@ -12,7 +12,7 @@ backend_take(void *context, int device, size_t size, gm_piece *out)
     gm_status status = gm_backend_mem_alloc(backend, device, GM_MEM_DEVICE, size, &ptr);
 
     if (status == GM_OK) {
-        *out = (gm_piece){.base = ptr, .size = size};
+        *out = (gm_piece){.base = ptr, .size = size, .device = device};
     }
     return status;
 }

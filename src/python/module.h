@@ -517,9 +517,6 @@ int gmpy_pool_new(
  * memory. A segment keeps the same one, so no lock is needed. */
 PyObject *gmpy_upstream_memory_of(const gmpy_upstream *up, const gm_block *block);
 
-/* The device that a live block's memory counts as on, of a pool of pinned memory. */
-int gmpy_upstream_device_of(const gmpy_upstream *up, const gm_block *block);
-
 static inline gmpy_upstream *
 gmpy_upstream_of(gm_pool *pool)
 {

@@ -52,7 +52,7 @@ gmpy_pooled_pinned_memory_new(gmpy_state *st, gm_pool *pool, gm_block *block)
     }
     base->ptr = block->addr;
     base->size = block->size;
-    base->device_id = gmpy_upstream_device_of(gmpy_upstream_of(pool), block);
+    base->device_id = block->segment->piece.device;
     base->generation = block->generation;
     self->owned.st = st;
     self->block = block;

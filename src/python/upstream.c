@@ -85,7 +85,7 @@ device_give(void *context, int device, const gm_piece *piece)
 /* ---- plain pinned memory ---- */
 
 /* Pinned memory is good for every device, but is taken with the current one, so that no
- * other comes into use; the piece's owner is that one's number. */
+ * other comes into use. */
 static gm_status
 pinned_take(void *context, int Py_UNUSED(device), size_t size, gm_piece *out)
 {
@@ -102,7 +102,7 @@ pinned_take(void *context, int Py_UNUSED(device), size_t size, gm_piece *out)
         *out = (gm_piece){
             .base = ptr,
             .size = size,
-            .owner = (void *)(uintptr_t)device,
+            .device = device,
         };
     }
     return status;
@@ -111,7 +111,7 @@ pinned_take(void *context, int Py_UNUSED(device), size_t size, gm_piece *out)
 static void
 pinned_give(void *context, int Py_UNUSED(device), const gm_piece *piece)
 {
-    give_plain(context, (int)(uintptr_t)piece->owner, piece);
+    give_plain(context, piece->device, piece);
 }
 
 /* ---- a Python callable ---- */
@@ -213,6 +213,7 @@ callable_own(gmpy_upstream *up, const gmpy_pointer *pointer, gm_piece *out)
     *out = (gm_piece){
         .base = pointer->ptr,
         .size = mem->size - (pointer->ptr - mem->ptr),
+        .device = mem->device_id,
         .owner = owner,
     };
     return GM_OK;
@@ -330,15 +331,6 @@ gmpy_upstream_memory_of(const gmpy_upstream *up, const gm_block *block)
     const gmpy_owner *owner = block->segment->piece.owner;
 
     return up->callable ? owner->mem : NULL;
-}
-
-int
-gmpy_upstream_device_of(const gmpy_upstream *up, const gm_block *block)
-{
-    const PyObject *mem = gmpy_upstream_memory_of(up, block);
-
-    return mem ? ((const gmpy_base_memory *)mem)->device_id
-               : (int)(uintptr_t)block->segment->piece.owner;
 }
 
 static gm_status
