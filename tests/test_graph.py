@@ -502,3 +502,14 @@ def test_a_request_that_the_cache_cannot_serve_leaves_the_recording_as_it_is(
         graph.launch()
     stream.synchronize()
     assert content(target) == b"\1" * UNIT
+
+
+@pytest.mark.sim_only
+def test_a_launch_costs_pools_nothing_that_did_not_serve_the_recording(stream, pool):
+    pool.malloc(UNIT)
+    graph = recorded(stream, lambda: None)
+    other = Stream(non_blocking=True)
+    before = testing.ledger().events
+    graph.launch(ExternalStream(other.ptr))
+    assert testing.ledger().events == before
+    other.synchronize()

@@ -248,10 +248,13 @@ gm_part_launched(gm_pool *pool, const gm_capture *capture, const gm_stream_use *
     gm_status status = GM_OK;
     gm_part *part;
 
-    if (!by->announced) {
+    gm_pool_lock(pool);
+    part = next_of_locked(pool, capture, NULL);
+    gm_pool_leave(pool);
+    if (part && !by->announced) {
         status = gm_mark_record(pool, by, &mark);
     }
-    if (status != GM_OK) {
+    if (!part || status != GM_OK) {
         return status;
     }
     gm_pool_lock(pool);
