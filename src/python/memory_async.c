@@ -124,6 +124,7 @@ memory_async_open(memory_async *self, gmpy_state *st, size_t size, PyObject *str
     }
     Py_BEGIN_ALLOW_THREADS
     status = memory_async_take(self, backend, size);
+    self->life = self->owned ? gmpy_device_life(st, self->device) : 0;
     Py_END_ALLOW_THREADS
     // Asked only where something went wrong or nothing was tried: it costs more than
     // the allocation.
@@ -138,7 +139,6 @@ memory_async_open(memory_async *self, gmpy_state *st, size_t size, PyObject *str
         return -1;
     }
     self->st = st;
-    self->life = self->owned ? gmpy_device_life(st, self->device) : 0;
     self->base.ptr = self->owned;
     self->base.size = size;
     self->base.device_id = self->device;
@@ -245,20 +245,19 @@ static void
 memory_async_release(memory_async *self)
 {
     uintptr_t owned = self->owned;
-    gm_status status;
+    gm_status status = GM_OK;
 
     self->owned = 0;
-    if (!owned || !self->base.ptr || gm_process_is_frozen() ||
-        gmpy_device_has_ended(self->st, self->device, self->life) ||
-        memory_async_postpone(self, owned)) {
+    if (!owned || !self->base.ptr || gm_process_is_frozen()) {
         return;
     }
     Py_BEGIN_ALLOW_THREADS
-    status = memory_async_give(self, owned);
-    Py_END_ALLOW_THREADS
-    if (status != GM_OK) {
-        gmpy_unraisable(self->st, status, "freeing memory in stream order");
+    if (!gmpy_device_has_ended(self->st, self->device, self->life) &&
+        !memory_async_postpone(self, owned)) {
+        status = memory_async_give(self, owned);
     }
+    Py_END_ALLOW_THREADS
+    gmpy_report_release(self->st, status, "freeing memory in stream order");
 }
 
 static int

@@ -189,11 +189,9 @@ system_memory_settle(const system_memory *self)
         status = gm_backend_device_synchronize(self->st->backend, self->device);
         Py_END_ALLOW_THREADS
     }
-    if (status != GM_OK) {
-        gmpy_unraisable(self->st, status,
+    gmpy_report_release(self->st, status,
                         "waiting for a device before system memory is freed; it stays "
                         "allocated");
-    }
     return status == GM_OK;
 }
 
