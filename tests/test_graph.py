@@ -332,6 +332,23 @@ def test_a_graph_gives_its_handles_back():
     assert all(call.status == 0 for call in log)
 
 
+@pytest.mark.parametrize("mode", [streamCaptureModeRelaxed, streamCaptureModeGlobal])
+def test_a_graph_that_dies_while_a_stream_records_does_not_spoil_that(
+    stream, mode, unraisable
+):
+    target = filled(0)
+    graph = recorded(stream, lambda: None)
+    stream.begin_capture(mode)
+    del graph
+    gc.collect()
+    target.memset_async(1, UNIT, stream)
+    second = stream.end_capture()
+    second.launch(stream)
+    stream.synchronize()
+    assert content(target) == b"\1" * UNIT
+    assert unraisable == []
+
+
 @pytest.mark.sim_only
 @pytest.mark.parametrize("mode", [streamCaptureModeRelaxed, streamCaptureModeGlobal])
 def test_a_recording_that_is_open_when_its_stream_dies_is_ended(mode, unraisable):
@@ -346,6 +363,23 @@ def test_a_recording_that_is_open_when_its_stream_dies_is_ended(mode, unraisable
     assert unraisable == []
     assert testing.ledger() == before
     gpumem.MemoryPool().malloc(UNIT)  # nobody records any more
+
+
+@pytest.mark.sim_only
+def test_a_spoilt_recording_that_nobody_ended_ends_with_its_stream(unraisable):
+    before = testing.ledger()
+    stream = Stream(non_blocking=True)
+    external = ExternalStream(stream.ptr)
+    external.begin_capture(streamCaptureModeGlobal)
+    with pytest.raises(CUDARuntimeError):
+        gpumem.malloc(UNIT)
+    with pytest.raises(RuntimeError, match="recording a graph"):
+        external.begin_capture()
+    del external
+    assert not stream.is_capturing()
+    del stream
+    assert unraisable == []
+    assert testing.ledger() == before
 
 
 @pytest.mark.sim_only

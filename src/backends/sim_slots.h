@@ -56,7 +56,7 @@ enum {
     X(graph_upload, 0)                                                                 \
     X(graph_debug_dot, 0)                                                              \
     X(graph_destroy, 0)                                                                \
-    X(graph_exec_destroy, 0)                                                           \
+    X(graph_exec_destroy, SIM_UNSAFE)                                                  \
     X(event_create, SIM_CONTEXT)                                                       \
     X(event_destroy, 0)                                                                \
     X(event_record, 0)                                                                 \

@@ -14,13 +14,14 @@
 
 #include <pthread.h> // pthread_self
 
-/* Memory whose giving back had to wait. */
+/* Memory, or a graph ready to launch, whose giving back had to wait. */
 typedef struct postponed {
     struct postponed *next;
     const gm_backend *backend;
     int device;
     gm_mem_kind kind;
     uintptr_t ptr;
+    gm_graph_exec exec; // 0: it is memory
 } postponed;
 
 struct gm_capture {
@@ -85,17 +86,29 @@ gm_capture_identify(gm_capture *capture, uint64_t id)
     atomic_store(&capture->id, id);
 }
 
+/* False where nothing is being recorded any more, or there is no host memory. */
+static bool postpone(const postponed *what);
+
+/* A device that refuses has lost what it was; there is nobody to tell. */
+static void
+give(const postponed *item)
+{
+    if (item->exec) {
+        (void)gm_backend_graph_exec_destroy(item->backend, item->exec);
+    }
+    else {
+        (void)gm_backend_mem_free(item->backend, item->device, item->kind, item->ptr);
+    }
+}
+
 static void
 give_postponed(postponed *chain)
 {
     while (chain) {
         postponed *next = chain->next;
 
-        if (!gm_capture_postpone_free(chain->backend, chain->device, chain->kind,
-                                      chain->ptr)) {
-            /* A device that refuses has lost the memory; there is nobody to tell. */
-            (void)gm_backend_mem_free(chain->backend, chain->device, chain->kind,
-                                      chain->ptr);
+        if (!postpone(chain)) {
+            give(chain);
         }
         gm_host_free(chain);
         chain = next;
@@ -251,7 +264,7 @@ gm_capture_is_forbidding(void)
 /* ---- what waits ---- */
 
 static bool
-postpone(gm_capture_link *link, void *context)
+hang_on(gm_capture_link *link, void *context)
 {
     postponed *item = context;
 
@@ -260,11 +273,8 @@ postpone(gm_capture_link *link, void *context)
     return true;
 }
 
-bool
-gm_capture_postpone_free(const gm_backend *backend,
-                         int device,
-                         gm_mem_kind kind,
-                         uintptr_t ptr)
+static bool
+postpone(const postponed *what)
 {
     postponed *item;
 
@@ -275,10 +285,30 @@ gm_capture_postpone_free(const gm_backend *backend,
     if (!item) {
         return false;
     }
-    *item = (postponed){NULL, backend, device, kind, ptr};
-    if (!gm_process_capture_find(postpone, item)) { // it ended meanwhile
+    *item = *what;
+    if (!gm_process_capture_find(hang_on, item)) { // it ended meanwhile
         gm_host_free(item);
         return false;
     }
     return true;
+}
+
+bool
+gm_capture_postpone_free(const gm_backend *backend,
+                         int device,
+                         gm_mem_kind kind,
+                         uintptr_t ptr)
+{
+    const postponed memory = {
+        .backend = backend, .device = device, .kind = kind, .ptr = ptr};
+
+    return postpone(&memory);
+}
+
+bool
+gm_capture_postpone_end(const gm_backend *backend, gm_graph_exec exec)
+{
+    const postponed graph = {.backend = backend, .exec = exec};
+
+    return postpone(&graph);
 }

@@ -58,4 +58,7 @@ bool gm_capture_postpone_free(const gm_backend *backend,
                               gm_mem_kind kind,
                               uintptr_t ptr);
 
+/* The same for a graph that is ready to launch: a recording may forbid to end it. */
+bool gm_capture_postpone_end(const gm_backend *backend, gm_graph_exec exec);
+
 #endif

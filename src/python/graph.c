@@ -70,7 +70,7 @@ graph_release(gmpy_state *st, const graph *self)
     gm_status second = GM_OK;
 
     if (!gmpy_device_has_ended(st, self->device_id, self->life)) {
-        if (self->exec) {
+        if (self->exec && !gm_capture_postpone_end(st->backend, self->exec)) {
             first = gm_backend_graph_exec_destroy(st->backend, self->exec);
         }
         second = gm_backend_graph_destroy(st->backend, self->graph);

@@ -72,8 +72,8 @@ as_mode(PyObject *arg, gm_capture_mode *out)
     return 0;
 }
 
-/* Whether the recording that was begun here is still under way. Needs no interpreter.
- */
+/* Whether the recording that was begun here is under way; a spoilt one is, and has no
+ * number any more. Needs no interpreter. */
 static bool
 is_open(const gm_backend *backend, const gmpy_stream *self)
 {
@@ -81,7 +81,8 @@ is_open(const gm_backend *backend, const gmpy_stream *self)
     uint64_t id = 0;
 
     return gm_backend_stream_capture(backend, self->handle, &state, &id) == GM_OK &&
-           state != GM_CAPTURE_NONE && id == self->recording;
+           (state == GM_CAPTURE_INVALIDATED ||
+            (state == GM_CAPTURE_ACTIVE && id == self->recording));
 }
 
 /* Lets the capture go. Needs no interpreter. */
