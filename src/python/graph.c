@@ -149,7 +149,7 @@ graph_queue(PyObject *op,
     gmpy_state *st = gmpy_state_of(op);
     gm_stream_use by;
     gm_status status;
-    int back;
+    gm_device_mark back;
 
     if (graph_check(st, graph_of(op)) < 0 || gmpy_as_stream_use(st, arg, &by) < 0) {
         return NULL;
@@ -158,7 +158,7 @@ graph_queue(PyObject *op,
     status = gm_stream_use_enter(st->backend, &by, &back);
     if (status == GM_OK) {
         status = now(st->backend, graph_of(op), &by);
-        gm_stream_use_leave(st->backend, back);
+        gm_stream_use_leave(st->backend, &back);
     }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {

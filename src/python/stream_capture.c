@@ -318,7 +318,7 @@ gmpy_stream_is_capturing(PyObject *op, PyObject *Py_UNUSED(ignored))
     gmpy_stream_ref ref;
     gm_status status;
     uint64_t id;
-    int back;
+    gm_device_mark back;
 
     if (!backend || gmpy_stream_check(st, stream_of(op)) < 0) {
         return NULL;
@@ -331,7 +331,7 @@ gmpy_stream_is_capturing(PyObject *op, PyObject *Py_UNUSED(ignored))
         if (status == GM_OK) {
             status = gm_backend_stream_capture(backend, ref.handle, &state, &id);
         }
-        gmpy_stream_leave(backend, back);
+        gmpy_stream_leave(backend, &back);
     }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
