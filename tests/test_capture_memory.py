@@ -5,7 +5,7 @@ and nothing that only tidies up disturbs the recording."""
 import pytest
 
 import gpumem
-from gpumem import Stream, testing
+from gpumem import OutOfMemoryError, Stream, testing
 
 UNIT = 512
 SIZE = 8 * UNIT
@@ -74,10 +74,10 @@ def test_a_miss_says_so_and_the_recording_goes_on(pool, stream):
     with stream:
         stream.begin_capture()
         kept = pool.malloc(UNIT)
-        with testing.call_log() as calls, pytest.raises(RuntimeError) as failure:
+        with testing.call_log() as calls, pytest.raises(OutOfMemoryError) as failure:
             pool.malloc(2 * SIZE)
         assert "recorded" in str(failure.value)
-        assert str(2 * SIZE) in str(failure.value)
+        assert f"{2 * SIZE:,}" in str(failure.value)
         kept.memset_async(1, UNIT)
         graph = stream.end_capture()  # valid
     graph.launch(stream)
@@ -94,7 +94,7 @@ def test_drops_and_trims_call_nothing_until_it_ends(pool, stream):
     with testing.call_log() as calls:
         del raw, plain, used
         pool.free_all_blocks()
-    assert [call.name for call in calls] == []
+    assert {call.name for call in calls} <= {"device_incarnation"}  # asks, changes nothing
     assert testing.ledger().allocations == allocations
     stream.end_capture()
     gpumem.Device().synchronize()
@@ -143,7 +143,7 @@ def test_a_stream_that_joins_has_private_memory_of_its_own(pool, stream):
         second = pool.malloc(SIZE)
         assert second.ptr != address
         del second
-        with pytest.raises(RuntimeError, match="recorded"):
+        with pytest.raises(OutOfMemoryError, match="recorded"):
             pool.malloc(2 * SIZE)
     assert captured(pool) == (2, 2 * SIZE)
     back = gpumem.Event()

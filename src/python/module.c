@@ -88,66 +88,69 @@ module_set_allocators(PyObject *module, gmpy_state *st)
     return 0;
 }
 
+/* The module's functions, by the file they are in. */
+static PyMethodDef *const functions[] = {
+    module_methods,
+    gmpy_runtime_methods,
+    gmpy_memory_methods,
+    gmpy_managed_memory_methods,
+    gmpy_hooks_methods,
+    gmpy_allocator_methods,
+    gmpy_device_methods,
+    gmpy_stream_methods,
+    gmpy_event_time_methods,
+    gmpy_testing_methods,
+    gmpy_testing_sim_methods,
+    gmpy_testing_drive_methods,
+    gmpy_system_memory_methods,
+    gmpy_memory_async_methods,
+    gmpy_pinned_memory_methods,
+    gmpy_pinned_allocator_methods,
+    gmpy_default_pools_methods,
+};
+
+/* The files' types, in an order in which each finds those it builds upon. */
+static int (*const types[])(PyObject *, gmpy_state *) = {
+    gmpy_errors_init,
+    gmpy_size_text_init,
+    gmpy_limit_init,
+    gmpy_thread_init,
+    gmpy_device_init,
+    gmpy_stream_init,
+    gmpy_event_init,
+    gmpy_memory_init,
+    gmpy_managed_memory_init,
+    gmpy_unowned_memory_init,
+    gmpy_function_memory_init,
+    gmpy_function_allocator_init,
+    gmpy_pooled_memory_init,
+    gmpy_pointer_init,
+    gmpy_base_pool_init,
+    gmpy_device_pool_init,
+    gmpy_memory_pool_init,
+    gmpy_hooks_init,
+    gmpy_pinned_memory_init,
+    gmpy_pooled_pinned_memory_init,
+    gmpy_pinned_pointer_init,
+    gmpy_pinned_pool_init,
+    gmpy_system_memory_init,
+    gmpy_memory_async_init,
+    gmpy_memory_async_pool_init,
+    gmpy_guard_init,
+    gmpy_graph_init,
+};
+
 static int
 module_fill(PyObject *module)
 {
     gmpy_state *st = gmpy_state_of_module(module);
-    PyMethodDef *const tables[] = {
-        module_methods,
-        gmpy_runtime_methods,
-        gmpy_memory_methods,
-        gmpy_managed_memory_methods,
-        gmpy_hooks_methods,
-        gmpy_allocator_methods,
-        gmpy_device_methods,
-        gmpy_stream_methods,
-        gmpy_event_time_methods,
-        gmpy_testing_methods,
-        gmpy_testing_sim_methods,
-        gmpy_testing_drive_methods,
-        gmpy_system_memory_methods,
-        gmpy_memory_async_methods,
-        gmpy_pinned_memory_methods,
-        gmpy_pinned_allocator_methods,
-        gmpy_default_pools_methods,
-    };
-    int (*const inits[])(PyObject *, gmpy_state *) = {
-        gmpy_errors_init,
-        gmpy_size_text_init,
-        gmpy_limit_init,
-        gmpy_thread_init,
-        gmpy_device_init,
-        gmpy_stream_init,
-        gmpy_event_init,
-        gmpy_memory_init,
-        gmpy_managed_memory_init,
-        gmpy_unowned_memory_init,
-        gmpy_function_memory_init,
-        gmpy_function_allocator_init,
-        gmpy_pooled_memory_init,
-        gmpy_pointer_init,
-        gmpy_base_pool_init,
-        gmpy_device_pool_init,
-        gmpy_memory_pool_init,
-        gmpy_hooks_init,
-        gmpy_pinned_memory_init,
-        gmpy_pooled_pinned_memory_init,
-        gmpy_pinned_pointer_init,
-        gmpy_pinned_pool_init,
-        gmpy_system_memory_init,
-        gmpy_memory_async_init,
-        gmpy_memory_async_pool_init,
-        gmpy_guard_init,
-        gmpy_graph_init,
-    };
-
-    for (size_t i = 0; i < sizeof(tables) / sizeof(*tables); i++) {
-        if (PyModule_AddFunctions(module, tables[i]) < 0) {
+    for (size_t i = 0; i < sizeof(functions) / sizeof(*functions); i++) {
+        if (PyModule_AddFunctions(module, functions[i]) < 0) {
             return -1;
         }
     }
-    for (size_t i = 0; i < sizeof(inits) / sizeof(*inits); i++) {
-        if (inits[i](module, st) < 0) {
+    for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++) {
+        if (types[i](module, st) < 0) {
             return -1;
         }
     }
