@@ -94,7 +94,8 @@ def test_drops_and_trims_call_nothing_until_it_ends(pool, stream):
     with testing.call_log() as calls:
         del raw, plain, used
         pool.free_all_blocks()
-    assert {call.name for call in calls} <= {"device_incarnation"}  # asks, changes nothing
+    names = {call.name for call in calls}
+    assert names <= {"device_incarnation"}  # which asks, and changes nothing
     assert testing.ledger().allocations == allocations
     stream.end_capture()
     gpumem.Device().synchronize()

@@ -186,7 +186,6 @@ forget_block_locked(gm_pool *pool, gm_block *block)
         break;
     case GM_BLOCK_FREE:
         gm_index_remove(&block->segment->arena->index, block);
-        pool->stats.free_blocks--;
         gm_block_give(&pool->store, block);
         break;
     case GM_BLOCK_SPARE:
@@ -235,6 +234,7 @@ forget_memory_locked(gm_pool *pool, const loss *l)
             while (block) {
                 gm_block *above = block->next;
 
+                pool->lost_cuts += above ? 1 : 0;
                 forget_block_locked(pool, block);
                 block = above;
             }

@@ -42,6 +42,7 @@ struct gm_pool {
     size_t reserving; // bytes asked of upstream that have not arrived
     size_t releasing; // bytes on their way back upstream
     size_t voided;    // handles whose block was given back by address or is lost
+    size_t lost_cuts; // cuts between blocks of segments that are lost
     bool closed;      // the owner let go
     bool ended;       // the reference of owner and blocks was dropped
     bool lingering;   // closed, and counted as waiting for a device
@@ -264,15 +265,15 @@ gm_pool_cached_locked(const gm_pool *pool)
            stats->captured_bytes;
 }
 
-/* Blocks that are cached. Each segment began as one; whatever is none of the others is
- * free. */
+/* Blocks that are cached. Each segment began as one and a cut makes one more, until the
+ * two are joined or the segment is lost; whatever is none of the others is free. */
 static inline size_t
 gm_pool_cached_blocks_locked(const gm_pool *pool)
 {
     const gm_stats *stats = &pool->stats;
 
-    return stats->segments + stats->splits - stats->merges - stats->live_blocks -
-           stats->pending_blocks - stats->captured_blocks;
+    return stats->segments + stats->splits - stats->merges - pool->lost_cuts -
+           stats->live_blocks - stats->pending_blocks - stats->captured_blocks;
 }
 
 /* Before bytes leave the cache: whatever makes it grow looks at no peak. */
