@@ -2,7 +2,7 @@
  *
  * The pool's life and lock, postponed frees, and what is done by address. See gm_pool.h
  * for the policy and the contracts; the hit path is gm_hit.c, the miss path
- * gm_reclaim.c.
+ * gm_miss.c and gm_reclaim.c.
  */
 #include "gm_pending.h"
 #include "gm_pool_private.h"

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pool's insides, for gm_pool.c, gm_hit.c (the hit path), gm_reclaim.c (the miss
- * path), gm_note.c, gm_pending.c, gm_stream_end.c, gm_lend.c and gm_part.c (memory of
- * several streams and of graphs), gm_explain.c (what is read) and gm_check.c alone.
+ * The pool's insides, for gm_pool.c, gm_hit.c (the hit path), gm_miss.c, gm_idle.c
+ * and gm_reclaim.c (the miss path), gm_note.c, gm_pending.c, gm_stream_end.c, gm_lend.c
+ * and gm_part.c (memory of several streams and of graphs), gm_explain.c (what is read)
+ * and gm_check.c alone.
  *
  * Lock rule: functions ending in _locked are called with pool->lock held and call
  * nothing outside the core.
@@ -294,14 +295,34 @@ gm_pool *gm_pool_next_sibling(const gm_pool *pool, uint64_t *after);
 /* Makes `block` live for `request`, counting it and the peaks. */
 void gm_pool_hand_out_locked(gm_pool *pool, gm_block *block, const gm_request *request);
 
+/* GM_OK, GM_ERR_INVALID_VALUE or GM_ERR_TOO_LARGE. */
+gm_status gm_request_check(const gm_request *request);
+
+/* ---- gm_miss.c ---- */
+
+/* One attempt to serve the request: from the cache, or else by a new segment. GM_OK;
+ * GM_ERR_OUT_OF_MEMORY or GM_ERR_LIMIT, which reclaiming may change; GM_ERR_CAPTURING
+ * where upstream may not be asked; or what else upstream said. Takes the lock itself.
+ */
+gm_status gm_pool_attempt(gm_pool *pool,
+                          const gm_request *request,
+                          const gm_rescue *rescue,
+                          gm_block **out);
+
+/* Whether an attempt failed for want of memory. */
+static inline bool
+gm_is_shortage(gm_status status)
+{
+    return status == GM_ERR_OUT_OF_MEMORY || status == GM_ERR_LIMIT;
+}
+
+/* ---- gm_idle.c ---- */
+
 /* Takes every idle segment, or every one of `arena` unless that is NULL, out of the
  * pool, chained by `next`. Their bytes count as releasing until gm_pool_give_back. */
 gm_segment *gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena);
 
 /* Gives the pieces of such a chain upstream, without the lock. Returns bytes. */
 size_t gm_pool_give_back(gm_pool *pool, gm_segment *chain);
-
-/* GM_OK, GM_ERR_INVALID_VALUE or GM_ERR_TOO_LARGE. */
-gm_status gm_request_check(const gm_request *request);
 
 #endif

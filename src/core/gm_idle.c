@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Giving idle segments back upstream: all of a pool, or those of one stream.
+ *
+ * They leave the pool under the lock, all in one chain, and go upstream without it, one
+ * after the other, which for a device waits until it is done with them. Bytes on their
+ * way out count against the limit until upstream has them, so that the limit holds at
+ * every instant; a chain on its way is in flight (gm_process.h), so that a request of
+ * another thread that finds no memory can wait for it.
+ *
+ * Cost: a walk over all segments; then what upstream costs. Threading: any thread, two
+ * at once take different segments. When to do it is not decided here.
+ */
+#include "gm_pending.h"
+#include "gm_pool_private.h"
+
+static void
+pool_unlink_locked(gm_pool *pool, gm_segment *segment)
+{
+    gm_block *block = segment->first;
+
+    gm_pool_note_cached_locked(pool);
+    gm_index_remove(&segment->arena->index, block);
+    gm_block_give(&pool->store, block);
+    gm_arena_unpin(&pool->arenas, segment->arena);
+    if (segment->prev) {
+        segment->prev->next = segment->next;
+    }
+    else {
+        pool->first = segment->next;
+    }
+    if (segment->next) {
+        segment->next->prev = segment->prev;
+    }
+    else {
+        pool->last = segment->prev;
+    }
+    pool->stats.segments--;
+    pool->stats.total_bytes -= segment->size;
+    pool->releasing += segment->size;
+}
+
+gm_segment *
+gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena)
+{
+    gm_segment *chain = NULL;
+    gm_segment **link = &chain;
+    gm_segment *segment = gm_process_is_capturing() ? NULL : pool->first;
+
+    while (segment) {
+        gm_segment *next = segment->next;
+
+        if (gm_segment_is_idle(segment) && (!arena || segment->arena == arena)) {
+            pool_unlink_locked(pool, segment);
+            segment->next = NULL;
+            *link = segment;
+            link = &segment->next;
+        }
+        segment = next;
+    }
+    if (chain) {
+        gm_process_flight_begin();
+    }
+    return chain;
+}
+
+size_t
+gm_pool_give_back(gm_pool *pool, gm_segment *chain)
+{
+    size_t bytes = 0;
+    size_t count = 0;
+    size_t lost = 0;
+    size_t lost_bytes = 0;
+
+    if (!chain) {
+        return 0;
+    }
+    while (chain) {
+        gm_segment *next = chain->next;
+
+        bytes += chain->size;
+        if (gm_pool_has_lost(pool, chain)) {
+            lost_bytes += chain->size;
+            gm_pool_forget_segment(pool, chain);
+            lost++;
+        }
+        else {
+            pool->upstream.give(pool->upstream.context, pool->device, &chain->piece);
+            gm_host_free(chain);
+            count++;
+        }
+        chain = next;
+    }
+    gm_pool_lock(pool);
+    pool->releasing -= bytes;
+    pool->stats.upstream_frees += count;
+    pool->stats.upstream_freed_bytes += bytes - lost_bytes;
+    pool->stats.lost_segments += lost;
+    pool->stats.lost_bytes += lost_bytes;
+    gm_pool_unlock(pool);
+    gm_process_flight_end();
+    return bytes;
+}
+
+/* Releases the idle segments of `arena_key`, or all where it is NULL. */
+static size_t
+release_idle(gm_pool *pool, const gm_stream_key *arena_key)
+{
+    gm_segment *chain = NULL;
+    gm_arena *arena = NULL;
+
+    if (gm_process_is_forked()) {
+        return 0;
+    }
+    gm_pool_notice_reset(pool);
+    gm_pool_flush(pool);
+    (void)gm_pool_settle(pool); // what came free is looked for next
+    gm_pool_lock(pool);
+    pool->trim |= gm_process_is_capturing();
+    if (arena_key) {
+        arena = gm_arena_find(&pool->arenas, *arena_key);
+    }
+    if (!arena_key || arena) {
+        chain = gm_pool_unlink_idle_locked(pool, arena);
+    }
+    gm_pool_unlock(pool);
+    return gm_pool_give_back(pool, chain);
+}
+
+size_t
+gm_pool_release_idle(gm_pool *pool)
+{
+    gm_pools_sweep();
+    return release_idle(pool, NULL);
+}
+
+size_t
+gm_pool_release_idle_of(gm_pool *pool, gm_stream_key key)
+{
+    return release_idle(pool, &key);
+}

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A miss: one attempt to serve a request by a new segment, within the limit.
+ *
+ * It has three steps: reserve the bytes and all host memory it will need (locked), ask
+ * upstream (unlocked, may take long and run user code), commit or cancel (locked). So a
+ * commit cannot fail, two threads cannot both pass the limit, and a failure leaves
+ * every counter as it was. The cache is looked at once more first, with what came free
+ * or was left by ended streams since.
+ *
+ * Cost: what upstream costs. Threading: any thread. What to do about a failure is
+ * decided in gm_reclaim.c.
+ */
+#include "gm_pending.h"
+#include "gm_pool_private.h"
+
+/* What a request holds while upstream is asked: nothing can fail after that. */
+typedef struct reservation {
+    gm_segment *segment;
+    gm_block *block;
+    gm_block *tail; // for what the request leaves of it; NULL for nothing
+    gm_arena *arena;
+    uint64_t life; // of the device; known once upstream gave
+    size_t bytes;
+    size_t rounded; // of them for the request
+} reservation;
+
+static void
+cancel_locked(gm_pool *pool, const reservation *r)
+{
+    pool->reserving -= r->bytes;
+    gm_block_give(&pool->store, r->block);
+    if (r->tail) {
+        gm_block_give(&pool->store, r->tail);
+    }
+    gm_arena_unpin(&pool->arenas, r->arena);
+    gm_host_free(r->segment);
+}
+
+/* On failure nothing is held. */
+static gm_status
+reserve_locked(gm_pool *pool, const gm_request *request, reservation *r)
+{
+    size_t limit = pool->stats.limit_bytes;
+    size_t held = pool->stats.total_bytes + pool->reserving + pool->releasing;
+
+    if (r->bytes > GM_SIZE_MAX - held) { // so the sum stays below that and cannot wrap
+        return GM_ERR_TOO_LARGE;
+    }
+    if (limit && (r->bytes > limit || held > limit - r->bytes)) {
+        return GM_ERR_LIMIT;
+    }
+    if (!gm_block_store_prepare(&pool->store)) {
+        return GM_ERR_HOST_MEMORY;
+    }
+    r->arena = gm_arena_pin(&pool->arenas, request->key);
+    if (!r->arena) {
+        return GM_ERR_HOST_MEMORY;
+    }
+    r->segment = gm_host_zalloc(sizeof(*r->segment));
+    if (!r->segment) {
+        gm_arena_unpin(&pool->arenas, r->arena);
+        return GM_ERR_HOST_MEMORY;
+    }
+    r->block = gm_block_take(&pool->store);
+    pool->reserving += r->bytes;
+    if (r->bytes > r->rounded) {
+        if (!gm_block_store_prepare(&pool->store)) {
+            cancel_locked(pool, r);
+            return GM_ERR_HOST_MEMORY;
+        }
+        r->tail = gm_block_take(&pool->store);
+    }
+    return GM_OK;
+}
+
+static void
+commit_locked(gm_pool *pool,
+              const reservation *r,
+              const gm_piece *piece,
+              const gm_request *request)
+{
+    gm_segment *segment = r->segment;
+    gm_block *block = r->block;
+    gm_stats *stats = &pool->stats;
+
+    *segment = (gm_segment){
+        .piece = *piece,
+        .life = r->life,
+        .serial = pool->next_serial++,
+        .size = r->bytes,
+        .arena = r->arena,
+        .first = block,
+        .prev = pool->last,
+    };
+    if (pool->last) {
+        pool->last->next = segment;
+    }
+    else {
+        pool->first = segment;
+    }
+    pool->last = segment;
+
+    block->addr = piece->base;
+    block->size = r->bytes;
+    block->prev = NULL;
+    block->next = NULL;
+    block->segment = segment;
+    if (r->tail) {
+        gm_block_split(block, r->rounded, r->tail);
+        r->tail->state = GM_BLOCK_FREE;
+        gm_index_put(&r->arena->index, r->tail);
+        stats->splits++;
+    }
+
+    pool->reserving -= r->bytes;
+    stats->segments++;
+    stats->misses++;
+    stats->upstream_allocations++;
+    stats->upstream_allocated_bytes += r->bytes;
+    stats->total_bytes += r->bytes;
+    if (stats->total_bytes > stats->peak_total_bytes) {
+        stats->peak_total_bytes = stats->total_bytes;
+    }
+    if (stats->segments > stats->peak_segments) {
+        stats->peak_segments = stats->segments;
+    }
+    gm_pool_hand_out_locked(pool, block, request);
+}
+
+/* Whether to ask a device now would spoil a recording. */
+static bool
+is_forbidden(const gm_rescue *rescue)
+{
+    return (rescue && rescue->recording) || gm_capture_is_forbidding();
+}
+
+/* Serves the request from the cache, also, with `look`, from what came free since
+ * somebody looked. */
+static gm_status
+pool_find(
+    gm_pool *pool, const gm_request *request, size_t rounded, bool look, gm_block **out)
+{
+    gm_status status;
+    bool waiting;
+
+    gm_pool_lock(pool);
+    status = gm_pool_hit_locked(pool, request, rounded, out);
+    waiting = pool->lanes || pool->dropped;
+    gm_pool_unlock(pool);
+    if (status == GM_MISS && waiting && look) {
+        gm_pool_flush(pool);
+        (void)gm_pool_settle(pool); // the next look tells
+    }
+    return status;
+}
+
+/* One attempt, by a segment of `bytes` where the cache has nothing. */
+static gm_status
+pool_attempt_with(gm_pool *pool,
+                  const gm_request *request,
+                  size_t bytes,
+                  const gm_rescue *rescue,
+                  gm_block **out)
+{
+    reservation r = {.bytes = bytes, .rounded = gm_size_round(request->size)};
+    gm_piece piece = {0};
+    bool forbidden = is_forbidden(rescue);
+    gm_status status = pool_find(pool, request, r.rounded, !forbidden, out);
+
+    if (status != GM_MISS) {
+        return status;
+    }
+    gm_pool_lock(pool);
+    gm_pool_adopt_locked(pool, request->key, r.rounded);
+    status = gm_pool_hit_locked(pool, request, r.rounded, out);
+    if (status == GM_MISS) {
+        status = forbidden ? GM_ERR_CAPTURING : reserve_locked(pool, request, &r);
+    }
+    gm_pool_unlock(pool);
+    if (status != GM_OK || !r.block) {
+        return status;
+    }
+
+    gm_process_flight_begin();
+    status = pool->upstream.take(pool->upstream.context, pool->device, r.bytes, &piece);
+    GM_ASSERT(status != GM_OK || (piece.base && piece.size >= r.bytes));
+    r.life = status == GM_OK ? gm_pool_ask_life(pool, piece.device) : 0;
+
+    gm_pool_lock(pool);
+    if (status == GM_OK) {
+        commit_locked(pool, &r, &piece, request);
+        *out = r.block;
+    }
+    else {
+        cancel_locked(pool, &r);
+    }
+    gm_pool_unlock(pool);
+    gm_process_flight_end();
+    return status;
+}
+
+gm_status
+gm_pool_attempt(gm_pool *pool,
+                const gm_request *request,
+                const gm_rescue *rescue,
+                gm_block **out)
+{
+    size_t rounded = gm_size_round(request->size);
+    size_t odd = rounded % pool->segment_unit;
+    size_t missing = odd ? pool->segment_unit - odd : 0;
+    gm_status status;
+
+    if (missing && missing <= GM_SIZE_MAX - rounded) {
+        status = pool_attempt_with(pool, request, rounded + missing, rescue, out);
+        if (!gm_is_shortage(status) && status != GM_ERR_TOO_LARGE) {
+            return status;
+        }
+    }
+    return pool_attempt_with(pool, request, rounded, rescue, out);
+}
