@@ -30,6 +30,7 @@ from gpumem._core import (
     Event,
     ExternalStream,
     Graph,
+    IPCMemory,
     ManagedMemory,
     Memory,
     MemoryAsync,
@@ -71,6 +72,7 @@ from gpumem._core import (
     streamCaptureModeThreadLocal,
     use_default_memory_pool,
 )
+from gpumem._ipc import IPCBufferDescriptor
 from gpumem._memory_hook import MemoryHook, add_process_hook, remove_process_hook
 from gpumem._scope import using_allocator
 from gpumem._version import __version__
@@ -90,6 +92,8 @@ __all__ = [
     "Event",
     "ExternalStream",
     "Graph",
+    "IPCBufferDescriptor",
+    "IPCMemory",
     "ManagedMemory",
     "Memory",
     "MemoryHook",

@@ -10,8 +10,11 @@ entry point has an interpreter of its own, since a defect here is often a crash.
 
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
+
+HERE = Path(__file__).resolve().parent
 
 pytestmark = [
     pytest.mark.sim_only,
@@ -188,6 +191,22 @@ ENTRIES = {
     "UnownedMemory of an unknown address": (
         "try: gpumem.UnownedMemory(1 << 40, 10, None)\nexcept ValueError: pass",
         "",
+    ),
+    "IPCBufferDescriptor": (
+        "named = gpumem.IPCBufferDescriptor(raw)\n"
+        "repr(named), named.handle, named.offset, named.size, named.__reduce__()",
+        "raw = gpumem.malloc(10**6)",
+    ),
+    "IPCMemory": (
+        "gpumem.MemoryPointer(gpumem.IPCMemory(named), 10)",
+        f"sys.path.append({str(HERE)!r}); import type_recipes\n"
+        "named = type_recipes.descriptor_of_another_process()",
+    ),
+    "IPCMemory of nothing": (
+        "for wrong in (None, named):\n"
+        "    try: gpumem.IPCMemory(wrong)\n"
+        "    except (TypeError, gpumem.CUDARuntimeError): pass",
+        "raw = gpumem.malloc(10**6); named = gpumem.IPCBufferDescriptor(raw)",
     ),
     "CFunctionAllocator": (
         "made = gpumem.CFunctionAllocator(0, *functions, [1])\n"

@@ -5,7 +5,12 @@ The types come from the modules themselves, so a new one has to be added here. A
 is given the class, so that it makes objects of subclasses too.
 """
 
+import atexit
 import ctypes
+import functools
+import pickle
+import subprocess
+import sys
 
 import gpumem
 import gpumem.memory_hooks
@@ -232,12 +237,47 @@ def line(cls):
     return cls()
 
 
+@functools.cache
+def descriptor_of_another_process():
+    """Of memory there, which stays until this process ends."""
+    code = (
+        "import gpumem, pickle, sys\n"
+        "shared = gpumem.IPCBufferDescriptor(gpumem.malloc(512))\n"
+        "print(pickle.dumps(shared).hex(), flush=True)\n"
+        "sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(process.communicate)
+    return pickle.loads(bytes.fromhex(process.stdout.readline()))
+
+
+def ipc_descriptor(cls):
+    made = cls(POOL.malloc(UNIT))
+    function, arguments = made.__reduce__()
+    return made, repr(made), function(*arguments)
+
+
+def ipc_memory(cls):
+    memory = cls(descriptor_of_another_process())
+    try:
+        cls(None)
+    except TypeError:
+        return memory
+
+
 RECIPES = {
     "gpumem.BaseMemory": lambda cls: (cls(), repr(cls())),
     "gpumem.Memory": lambda cls: (cls(UNIT), cls(0), gpumem.malloc(UNIT)),
     "gpumem.ManagedMemory": lambda cls: (cls(UNIT), gpumem.malloc_managed(UNIT)),
     "gpumem.UnownedMemory": lambda cls: cls(0x1000, UNIT, object(), 0),
     "gpumem.SystemMemory": system_memory,
+    "gpumem.IPCMemory": ipc_memory,
+    "gpumem._ipc.IPCBufferDescriptor": ipc_descriptor,
     "gpumem.MemoryAsync": memory_async,
     "gpumem.MemoryAsyncPool": async_pool,
     "gpumem.PinnedMemory": lambda cls: (

@@ -66,6 +66,9 @@ cuda_ipc_close(void *self, uintptr_t base)
         error = cuda_enter(self, attributes.device, &guard);
     }
     if (error == cudaSuccess) {
+        /* Nobody says that closing waits for work that uses the memory. A fault of that
+         * work is in what closing returns. */
+        (void)cudaDeviceSynchronize();
         error = cudaIpcCloseMemHandle((void *)base);
         cuda_leave(&guard);
     }

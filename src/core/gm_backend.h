@@ -428,7 +428,9 @@ typedef struct gm_backend {
 
     /* ---- other processes ---- */
 
-    /* A handle to the whole allocation that `ptr` lies in; opening gives its base. */
+    /* A handle to the whole allocation that `ptr` lies in; opening gives its base, the
+     * same one each time, and counts. Closing waits until the device is done with it;
+     * the last close unmaps it. Not for the process that exported it. */
     gm_status (*ipc_export)(void *self, uintptr_t ptr, gm_ipc_handle *out);
     gm_status (*ipc_open)(void *self,
                           int device,

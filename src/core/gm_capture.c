@@ -22,6 +22,7 @@ typedef struct postponed {
     gm_mem_kind kind;
     uintptr_t ptr;
     gm_graph_exec exec; // 0: it is memory
+    bool imported;      // memory of another process, without device and kind
 } postponed;
 
 struct gm_capture {
@@ -95,6 +96,9 @@ give(const postponed *item)
 {
     if (item->exec) {
         (void)gm_backend_graph_exec_destroy(item->backend, item->exec);
+    }
+    else if (item->imported) {
+        (void)gm_backend_ipc_close(item->backend, item->ptr);
     }
     else {
         (void)gm_backend_mem_free(item->backend, item->device, item->kind, item->ptr);
@@ -311,4 +315,12 @@ gm_capture_postpone_end(const gm_backend *backend, gm_graph_exec exec)
     const postponed graph = {.backend = backend, .exec = exec};
 
     return postpone(&graph);
+}
+
+bool
+gm_capture_postpone_close(const gm_backend *backend, uintptr_t base)
+{
+    const postponed memory = {.backend = backend, .ptr = base, .imported = true};
+
+    return postpone(&memory);
 }

@@ -61,4 +61,7 @@ bool gm_capture_postpone_free(const gm_backend *backend,
 /* The same for a graph that is ready to launch: a recording may forbid to end it. */
 bool gm_capture_postpone_end(const gm_backend *backend, gm_graph_exec exec);
 
+/* The same for memory of another process, which is to be closed. */
+bool gm_capture_postpone_close(const gm_backend *backend, uintptr_t base);
+
 #endif

@@ -42,6 +42,11 @@ extern const char gmpy_memory_advise_doc[];
 int gmpy_system_memory_init(PyObject *module, gmpy_state *st);
 extern PyMethodDef gmpy_system_memory_methods[];
 
+/* ---- ipc.c ---- */
+
+int gmpy_ipc_init(PyObject *module, gmpy_state *st);
+extern PyMethodDef gmpy_ipc_methods[];
+
 /* ---- memory_async.c, memory_async_pool.c ---- */
 
 int gmpy_memory_async_init(PyObject *module, gmpy_state *st);

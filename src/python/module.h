@@ -29,6 +29,7 @@
     X(UnownedMemoryType)                                                               \
     X(SystemMemoryType)                                                                \
     X(MemoryAsyncType)                                                                 \
+    X(IPCMemoryType)                                                                   \
     X(MemoryAsyncPoolType)                                                             \
     X(PinnedMemoryType)                                                                \
     X(PooledPinnedMemoryType)                                                          \

@@ -342,6 +342,35 @@ TEST(capture_puts_off_all_that_only_tidies_up)
     close_stage(t);
 }
 
+static gm_status
+note_close(void *self, uintptr_t base)
+{
+    *(uintptr_t *)self += base;
+    return GM_OK;
+}
+
+/* Memory of another process: closing it would spoil a recording too. */
+TEST(capture_puts_off_closing_what_is_of_another_process)
+{
+    stage t = open_stage(MIB);
+    gm_stream_use other = new_stream(t.s.sim, 0, true);
+    gm_capture *second = begin(&other, GM_CAPTURE_MODE_RELAXED);
+    uintptr_t closed = 0;
+    const gm_backend b = {.self = &closed, .ipc_close = note_close};
+
+    CHECK(gm_capture_postpone_close(&b, 4096));
+    CHECK(gm_capture_postpone_close(&b, 512));
+    CHECK_EQ(closed, 0);
+    gm_capture_end(second);
+    CHECK_EQ(closed, 0); // the other recording goes on
+    gm_capture_end(t.capture);
+    CHECK_EQ(closed, 4096 + 512);
+    CHECK(!gm_capture_postpone_close(&b, 4096));
+    gm_capture_release(second);
+    end_stream(t.s.sim, other);
+    close_stage(t);
+}
+
 TEST(capture_one_of_two_that_ends_leaves_the_other_in_peace)
 {
     stage t = open_stage(MIB);
