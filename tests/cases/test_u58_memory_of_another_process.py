@@ -178,6 +178,36 @@ def test_u58_nothing_is_unmapped_under_queued_work(exporter):
     assert testing.ledger().errors == 0
 
 
+@pytest.mark.sim_only
+def test_u58_while_a_graph_is_recorded_closing_waits(exporter):
+    pointer = opened(exporter("share('a', pool.malloc(512), 3)"))
+    stream = Stream(non_blocking=True)
+    stream.begin_capture()
+    with device_calls() as calls:
+        del pointer
+    assert [call.name for call in calls if call.name.startswith("ipc_")] == []
+    assert testing.ledger().imports == 1
+    stream.end_capture()
+    assert testing.ledger().imports == 0
+
+
+@pytest.mark.sim_only
+def test_u58_after_a_reset_nothing_is_closed(apart, exporter):
+    named = exporter("share('a', pool.malloc(512), 3)")
+    apart(reset_while_open, pickle.dumps(named))
+
+
+def reset_while_open(pickled):
+    pointer = opened(pickle.loads(pickled))
+    assert content(pointer, UNIT) == bytes([3]) * UNIT
+    gpumem.Device().reset()
+    assert testing.ledger().imports == 0
+    with device_calls() as calls:
+        del pointer
+    assert "ipc_close" not in [call.name for call in calls]
+    assert testing.ledger().errors == 0
+
+
 def test_u58_what_cannot_be_shared():
     with pytest.raises(TypeError, match="MemoryPointer"):
         IPCBufferDescriptor(1)
