@@ -218,6 +218,32 @@ print(error)
     assert f"({40 * MIB:,} in other pools, {10 * MIB:,} of these cached)" in text
 
 
+def test_pools_that_lie_over_it_are_no_others(script):
+    """Their memory is its own, and counted once; that of a pool over managed memory
+    need not be on the device."""
+    code = """
+lower, other = MemoryPool(), MemoryPool()
+kept = lower.malloc(4 * MIB)
+middle = MemoryPool(lower.malloc)
+upper = MemoryPool(middle.malloc)
+a = upper.malloc(36 * MIB)
+b, raw = other.malloc(8 * MIB), gpumem.malloc(4 * MIB)
+managed = MemoryPool(gpumem.malloc_managed)
+c = managed.malloc(50 * MIB)
+error = failure(lower, 30 * MIB)
+print(error.cause, error.total_bytes // MIB, error.outside_bytes // MIB)
+print(error.sibling_bytes <= error.outside_bytes, error.sibling_idle_bytes)
+del c
+managed.free_all_blocks()
+error = failure(lower, 30 * MIB)
+print(error.cause, error.outside_bytes // MIB, error.sibling_bytes // MIB)
+"""
+    first, second, third = on_a_small_device(script, code)
+    assert first.startswith("full 40 ")
+    assert second == "True 0"
+    assert third == "full 12 8"
+
+
 def test_other_process(script):
     """Memory that no pool has: here of this process's own, taken raw."""
     code = """

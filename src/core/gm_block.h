@@ -79,6 +79,7 @@ typedef struct gm_piece {
     uintptr_t base;
     size_t size;        // bytes usable from base
     int device;         // whose reset ends it; -1: nobody's
+    bool pooled;        // a block of another pool, which counts it too
     void *owner;        // opaque to the core; upstream knows what it is
     gm_handle *handles; // NULL for one plain allocation
     size_t handle_count;

@@ -294,6 +294,30 @@ explain_pool_locked(gm_pool *pool, const gm_request *request, gm_shortage *s)
     return allowed_locked(pool, idle_bytes_locked(pool));
 }
 
+static size_t
+less(size_t a, size_t b)
+{
+    return a > b ? a - b : 0;
+}
+
+static size_t
+at_most(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Bytes of a pool that are no other pool's blocks, which that one counts. */
+static size_t
+own_bytes_locked(const gm_pool *pool)
+{
+    size_t bytes = 0;
+
+    for (const gm_segment *s = pool->first; s; s = s->next) {
+        bytes += s->piece.pooled ? 0 : s->size;
+    }
+    return bytes;
+}
+
 static void
 explain_siblings(gm_pool *pool, gm_shortage *s)
 {
@@ -302,18 +326,17 @@ explain_siblings(gm_pool *pool, gm_shortage *s)
 
     s->sibling_bytes = s->sibling_idle_bytes = 0;
     while ((sibling = gm_pool_next_sibling(pool, &after)) != NULL) {
+        size_t own;
+        size_t cached;
+
         gm_pool_lock(sibling);
-        s->sibling_bytes += sibling->stats.total_bytes;
-        s->sibling_idle_bytes += gm_pool_cached_locked(sibling);
+        own = own_bytes_locked(sibling);
+        cached = gm_pool_cached_locked(sibling);
         gm_pool_leave(sibling);
         gm_pool_unref(sibling);
+        s->sibling_bytes += own;
+        s->sibling_idle_bytes += at_most(cached, own);
     }
-}
-
-static size_t
-less(size_t a, size_t b)
-{
-    return a > b ? a - b : 0;
 }
 
 /* Why a device that has `s->rounded_size` bytes refused. */
@@ -379,6 +402,9 @@ gm_pool_explain(gm_pool *pool,
         s.device_total = room.total_bytes;
         s.outside_bytes = less(room.total_bytes, room.free_bytes);
         s.outside_bytes = less(s.outside_bytes, s.total_bytes);
+        /* A pool over managed memory holds what need not be on the device. */
+        s.sibling_bytes = at_most(s.sibling_bytes, s.outside_bytes);
+        s.sibling_idle_bytes = at_most(s.sibling_idle_bytes, s.outside_bytes);
     }
     s.cause = cause_of(pool, status, &s);
     s.largest_available_block =

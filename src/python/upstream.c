@@ -214,6 +214,7 @@ callable_own(gmpy_upstream *up, const gmpy_pointer *pointer, gm_piece *out)
         .base = pointer->ptr,
         .size = mem->size - (pointer->ptr - mem->ptr),
         .device = mem->device_id,
+        .pooled = Py_IS_TYPE(pointer->mem, gmpy_type(up->st->PooledMemoryType)),
         .owner = owner,
     };
     return GM_OK;
