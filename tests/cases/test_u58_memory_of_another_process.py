@@ -268,7 +268,11 @@ def test_u58_the_handle_of_a_process_that_ended(exporter):
 def test_u58_it_is_opened_on_the_current_device(exporter):
     named = exporter("share('a', pool.malloc(512), 8)")
     with gpumem.Device(1):
-        pointer = opened(named)
+        with device_calls() as calls:
+            pointer = opened(named)
+        if on_sim():
+            opens = [call for call in calls if call.name == "ipc_open"]
+            assert [call.device for call in opens] == [1]
         assert pointer.device_id == pointer.mem.device_id == 1
         assert content(pointer, UNIT) == bytes([8]) * UNIT
     with device_calls() as calls:
