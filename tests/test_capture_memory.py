@@ -118,6 +118,20 @@ def test_a_launch_keeps_the_memory_until_it_is_done(pool, stream):
     assert captured(pool) == (0, 0)
 
 
+def test_memory_used_on_a_stream_that_is_recorded_now_is_kept(pool, stream):
+    """That stream does not say which it is meanwhile: it must not be taken for gone."""
+    pointer, foreign = pool.malloc(SIZE), gpumem.ExternalStream(stream.ptr)
+    pointer.memset_async(1, SIZE, foreign)
+    pointer.record_stream(foreign)
+    stream.begin_capture()
+    del pointer
+    assert pool.stats()["pending_bytes"] == SIZE
+    stream.end_capture()
+    assert pool.stats()["pending_bytes"] == SIZE
+    stream.synchronize()
+    assert pool.stats()["pending_bytes"] == 0
+
+
 def test_other_streams_are_served_as_usual(pool, stream):
     other = Stream(non_blocking=True)
     stream.begin_capture()

@@ -108,8 +108,8 @@ print(_core._config()["backend"])
 
 @pytest.mark.sim_only
 def test_a_failed_call_with_a_number_nobody_knows_says_the_number():
-    with testing.fail("mem_alloc", code=123456):
-        with pytest.raises(CUDARuntimeError, match="^CUDA runtime error 123456 .*all"):
+    with testing.fail("mem_alloc", code=12345):
+        with pytest.raises(CUDARuntimeError, match="^CUDA runtime error 12345 .*all"):
             gpumem.malloc(512)
 
 

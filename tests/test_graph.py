@@ -163,9 +163,12 @@ def test_a_graph_as_text(stream):
 
 def test_a_stream_says_whether_it_records(stream):
     assert stream.is_capturing() is False
+    same = ExternalStream(stream.ptr)
     stream.begin_capture()
     assert stream.is_capturing() is True
-    assert ExternalStream(stream.ptr).is_capturing() is True
+    assert same.is_capturing() is True
+    with pytest.raises(RuntimeError, match="recording"):
+        ExternalStream(stream.ptr)  # which stream it is cannot be asked now
     assert Stream(non_blocking=True).is_capturing() is False
     stream.end_capture()
     assert stream.is_capturing() is False
@@ -385,13 +388,12 @@ def test_a_spoilt_recording_that_nobody_ended_ends_with_its_stream(unraisable):
 @pytest.mark.sim_only
 def test_a_recording_of_somebody_elses_stream_ends_with_the_object_that_began_it():
     stream = Stream(non_blocking=True)
-    external = ExternalStream(stream.ptr)
+    external, other = ExternalStream(stream.ptr), ExternalStream(stream.ptr)
     external.begin_capture()
     assert stream.is_capturing()
     del external
     assert not stream.is_capturing()
     stream.begin_capture()
-    other = ExternalStream(stream.ptr)
     del other  # it began nothing
     assert stream.is_capturing()
     stream.end_capture()

@@ -74,10 +74,20 @@ cuda_stream_id(void *self, gm_stream stream, uint64_t *id)
 {
     /* One stream with two names has one id, whatever the runtime makes of it. */
     gm_stream named = stream == GM_STREAM_NULL ? GM_STREAM_LEGACY : stream;
+    enum cudaStreamCaptureStatus recording = cudaStreamCaptureStatusNone;
     unsigned long long found = 0;
-    cudaError_t error = cudaStreamGetId((cudaStream_t)named, &found);
+    cudaError_t error = cudaSuccess;
 
     (void)self;
+    if (named != GM_STREAM_LEGACY) { // which is never recorded, and must not be asked
+        error = cudaStreamIsCapturing((cudaStream_t)named, &recording);
+    }
+    if (recording != cudaStreamCaptureStatusNone) {
+        return GM_ERR_CAPTURING;
+    }
+    if (error == cudaSuccess) {
+        error = cudaStreamGetId((cudaStream_t)named, &found);
+    }
     if (error == cudaSuccess) {
         *id = found;
     }

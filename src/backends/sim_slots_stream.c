@@ -110,6 +110,9 @@ sim_slot_stream_id(void *self, gm_stream handle, uint64_t *id)
     if (status != GM_OK) {
         return status;
     }
+    if (stream->capture != NULL) {
+        return sim_leave(&call, GM_ERR_CAPTURING);
+    }
     *id = stream->id;
     return sim_leave(&call, GM_OK);
 }

@@ -106,7 +106,8 @@ gm_pool_take_back_noted_locked(gm_pool *pool, gm_block *block)
 
 /* ---- marking what was dropped ---- */
 
-/* Whether the handle of a use still means the stream it meant. */
+/* Whether the handle of a use still means the stream it meant, as far as can be told:
+ * one that is being recorded does not say which it is. */
 static bool
 is_still_there(const gm_backend *b, const gm_stream_use *by)
 {
@@ -122,7 +123,8 @@ is_still_there(const gm_backend *b, const gm_stream_use *by)
         status = gm_backend_stream_id(b, by->stream, &id);
         gm_stream_use_leave(b, &back);
     }
-    return status == GM_OK && gm_stream_key_of(by->stream, id) == by->key;
+    return status == GM_ERR_CAPTURING ||
+           (status == GM_OK && gm_stream_key_of(by->stream, id) == by->key);
 }
 
 /* Records a mark for `use`, or takes that of `recent` for the same stream; without the

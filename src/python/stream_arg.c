@@ -123,6 +123,9 @@ gmpy_stream_confirm(const gm_backend *backend, const gmpy_stream *stream)
     if (status == GM_DEVICE_ERROR(INVALID_HANDLE)) {
         return GM_ERR_STREAM_GONE;
     }
+    if (status == GM_ERR_CAPTURING) { // it is there; which one it is cannot be asked
+        return GM_OK;
+    }
     if (status == GM_OK && gm_stream_key_of(stream->handle, id) != stream->key) {
         return GM_ERR_STREAM_GONE;
     }

@@ -219,6 +219,23 @@ CONFORMANCE(graph_waiting_for_what_is_recorded_spoils_it)
     CHECK_EQ(gm_backend_event_destroy(b, event), GM_OK);
 }
 
+CONFORMANCE(graph_hides_which_stream_it_is_and_stays_whole)
+{
+    gm_stream stream = take_stream(b, GM_STREAM_NON_BLOCKING);
+    uint64_t before = 0;
+    uint64_t id = 0;
+
+    CHECK_EQ(gm_backend_stream_id(b, stream, &before), GM_OK);
+    begin(b, stream, GM_CAPTURE_MODE_GLOBAL);
+    CHECK_EQ(gm_backend_stream_id(b, stream, &id), GM_ERR_CAPTURING);
+    CHECK_EQ(gm_backend_stream_id(b, GM_STREAM_LEGACY, &id), GM_OK);
+    check_state(b, stream, GM_CAPTURE_ACTIVE);
+    CHECK_EQ(gm_backend_graph_exec_destroy(b, end(b, stream)), GM_OK);
+    CHECK_EQ(gm_backend_stream_id(b, stream, &id), GM_OK);
+    CHECK_EQ(id, before);
+    CHECK_EQ(gm_backend_stream_destroy(b, stream), GM_OK);
+}
+
 CONFORMANCE(graph_depends_on_nothing_from_outside)
 {
     gm_stream stream = take_stream(b, GM_STREAM_NON_BLOCKING);
