@@ -87,6 +87,11 @@ ENDINGS = {
         "hook = Again(); hook.__enter__(); pool.malloc(1)",
         0,
     ),
+    "an unraisablehook": (
+        "from gpumem import *\n"
+        "del pointer, raw; sys.unraisablehook = lambda report: None",
+        0,
+    ),
     "functions of the program": (
         "made = gpumem.PythonFunctionAllocator(\n"
         "    lambda size, device: raw.ptr, lambda ptr, device: None)\n"
@@ -160,6 +165,24 @@ def test_an_interpreter_ends_silently_in_development_mode(script, ending):
     code, status = ENDINGS[ending]
     done = script(PRELUDE + code, options=("-X", "dev"))
     assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
+
+
+# Its globals, and the library in them, are garbage that the interpreter collects last.
+OUTLIVES = """
+import sys
+import gpumem
+from gpumem import *
+first, second = gpumem.malloc(8), gpumem.malloc(8)
+pooled = gpumem.MemoryPool().malloc(8)
+del first, second, pooled
+sys.unraisablehook = lambda report: None
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-X", "dev")])
+def test_a_hook_of_the_interpreter_that_outlives_the_modules(script, options):
+    done = script(OUTLIVES, options=options)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_fifty_exits_are_silent_and_quick(script):

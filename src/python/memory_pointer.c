@@ -115,7 +115,7 @@ pointer_dealloc(PyObject *self)
     gmpy_state *st = pointer->st;
 
     if (type == gmpy_type(st->MemoryPointerType) &&
-        st->pointers.count < GMPY_FREELIST_SIZE) {
+        st->pointers.count < st->pointers.room) {
         st->pointers.items[st->pointers.count++] = self;
         Py_DECREF(type);
         return;

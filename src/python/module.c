@@ -156,6 +156,8 @@ module_fill(PyObject *module)
             return -1;
         }
     }
+    st->pointers.room = GMPY_FREELIST_SIZE;
+    st->handles.room = GMPY_FREELIST_SIZE;
     return module_set_allocators(module, st) < 0 ? -1 : register_exit(module);
 }
 
@@ -186,9 +188,11 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     return 0;
 }
 
+/* To end an object may need its type, so this comes before the types go. */
 static void
-freelist_clear(gmpy_freelist *list, void (*release)(void *))
+freelist_close(gmpy_freelist *list, void (*release)(void *))
 {
+    list->room = 0;
     while (list->count > 0) {
         release(list->items[--list->count]);
     }
@@ -199,11 +203,11 @@ module_clear(PyObject *module)
 {
     gmpy_state *st = gmpy_state_of_module(module);
 
+    freelist_close(&st->pointers, PyObject_GC_Del);
+    freelist_close(&st->handles, PyObject_Free);
 #define CLEAR(name) Py_CLEAR(st->name);
     GMPY_STATE_OBJECTS(CLEAR)
 #undef CLEAR
-    freelist_clear(&st->pointers, PyObject_GC_Del);
-    freelist_clear(&st->handles, PyObject_Free);
     /* What is watched stays: the device may still use it, and nobody waits here. */
     return 0;
 }

@@ -64,12 +64,14 @@
     X(default_pinned_pool)
 
 /* Dead objects of one exact type, kept for the next one. Unused where threads run
- * without the interpreter lock. */
+ * without the interpreter lock. Closed, with no room, once the module is taken apart:
+ * what is kept then would outlive its type. */
 enum {
     GMPY_FREELIST_SIZE = 128,
 };
 typedef struct gmpy_freelist {
     int count;
+    int room; // how many it may keep
     PyObject *items[GMPY_FREELIST_SIZE];
 } gmpy_freelist;
 

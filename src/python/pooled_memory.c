@@ -146,7 +146,7 @@ pooled_memory_dealloc(PyObject *self)
 #ifndef Py_GIL_DISABLED
     gmpy_state *st = ((gmpy_pooled_memory *)self)->st;
 
-    if (st->handles.count < GMPY_FREELIST_SIZE) {
+    if (st->handles.count < st->handles.room) {
         st->handles.items[st->handles.count++] = self;
         Py_DECREF(type);
         return;

@@ -46,6 +46,11 @@ def churn():
 threading.Thread(target=churn, daemon=True).start()
 time.sleep(0.01)
 """,
+    "an unraisablehook": """
+from gpumem import *
+del pointer, raw
+sys.unraisablehook = lambda report: None
+""",
     "pointers without their pool": "gpumem.set_allocator(None); del pool; gc.collect()",
     "memory without its module": """
 for name in [name for name in sys.modules if name.startswith('gpumem')]:
