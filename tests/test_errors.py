@@ -282,6 +282,32 @@ def test_numbers_that_are_too_long_to_be_written_out(pool, call, error, sign):
     assert pool.get_limit() == 0
 
 
+class LengthOfText(int):
+    def bit_length(self):
+        return "x"
+
+
+class NoLength(int):
+    def bit_length(self):
+        raise KeyError("mine")
+
+    def __str__(self):
+        raise KeyError("mine")
+
+
+@pytest.mark.parametrize("kind", [LengthOfText, NoLength])
+def test_what_a_kind_of_int_says_of_itself_is_not_asked(pool, kind):
+    number = kind(10**30)
+    for call, error in [
+        (lambda: pool.malloc(number), OverflowError),
+        (lambda: pool.set_limit(size=number), ValueError),
+        (lambda: pool.set_limit(fraction=number), ValueError),
+        (lambda: gpumem.Device(number), ValueError),
+    ]:
+        with pytest.raises(error, match=rf"must be .*, not {10**30}$"):
+            call()
+
+
 def test_an_error_keeps_no_memory(pool):
     """What raised the error holds no pointer: only the caller's own frames do."""
     pool.set_limit(size=1024)

@@ -140,19 +140,22 @@ enum {
 PyObject *
 gmpy_number_text(PyObject *number)
 {
+    PyObject *exact = NULL;
     PyObject *length = NULL;
     PyObject *text = NULL;
 
     if (!PyLong_Check(number)) {
         return PyObject_Str(number);
     }
-    length = PyObject_CallMethod(number, "bit_length", NULL);
+    exact = PyNumber_Index(number); // a subclass may have methods of its own
+    length = exact ? PyObject_CallMethod(exact, "bit_length", NULL) : NULL;
     if (length) {
         text = PyLong_AsLong(length) <= READABLE_BITS
-                   ? PyObject_Str(number)
+                   ? PyObject_Str(exact)
                    : PyUnicode_FromFormat("a number of %S bits", length);
-        Py_DECREF(length);
     }
+    Py_XDECREF(length);
+    Py_XDECREF(exact);
     return text;
 }
 
