@@ -659,7 +659,7 @@ def test_a_defect_would_be_seen(script):
 
 
 LOADING = """
-import _imp, atexit, importlib.machinery, os, sys
+import _imp, atexit, gc, importlib.machinery, os, sys
 import _testcapi
 
 # Where it was built: a source tree on the path may hold the package without it.

@@ -59,6 +59,11 @@ void gm_pool_set_segment_unit(gm_pool *pool, size_t unit);
 void gm_pool_set_user(gm_pool *pool, void *user);
 void *gm_pool_user(const gm_pool *pool);
 
+/* Calls `visit` with each pool there is, oldest first. It holds a reference to the pool
+ * meanwhile and no lock, so `visit` may do anything with it but close it. Drops the
+ * last reference where the pool ended in between. */
+void gm_pools_visit(void (*visit)(gm_pool *pool, void *context), void *context);
+
 /* What a caller asks for. */
 typedef struct gm_request {
     size_t size;       // bytes, > 0

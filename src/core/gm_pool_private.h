@@ -176,9 +176,6 @@ void gm_arena_release_locked(gm_pool *pool, gm_arena *arena);
  * of it. Returns the bytes that became free. */
 size_t gm_lane_settle_locked(gm_pool *pool, gm_use **lane);
 
-/* Calls `visit` with each pool, referenced and not locked, oldest first. */
-void gm_pools_visit(void (*visit)(gm_pool *pool, void *context), void *context);
-
 /* ---- gm_lost.c ---- */
 
 /* Looks whether the device was reset that the pool took memory from last, and forgets

@@ -16,7 +16,7 @@
  *
  * Garbage: memory in a cycle with its own free function has a guard (guard.c) call that
  * function before the collector takes the cycle apart, once no __del__ is left that
- * could use the memory. What a pool holds leaves the pool before that.
+ * could use the memory. What a pool holds leaves the pool before that, or is not freed.
  */
 #include "module.h"
 #include "out_of_memory.h"
@@ -32,10 +32,10 @@ typedef struct function_memory {
     gmpy_state *st;  // NULL until initialized
     uintptr_t owned; // what malloc returned; 0 for none
     int owned_device;
-    gm_pool *pool;   // the native pool that holds it, if one does
-    PyObject *keep;  // C: what keeps the functions alive; Python: the free function
-    PyObject *guard; // while there is something to free
-    uintptr_t param; // C alone
+    Py_ssize_t segments; // of pools that lie in it
+    PyObject *keep;      // C: what keeps the functions alive; Python: the free function
+    PyObject *guard;     // while there is something to free
+    uintptr_t param;     // C alone
     uintptr_t free_function;
 } function_memory;
 
@@ -89,23 +89,31 @@ function_memory_release(function_memory *self)
     GMPY_GIVE_ERROR(pending);
 }
 
+static inline bool
+function_memory_is_pooled(const function_memory *self)
+{
+    return __atomic_load_n(&self->segments, __ATOMIC_RELAXED) > 0;
+}
+
 /* What the guard calls. A pool would hand out again what it does not know to be freed,
- * so it gives back first, and is whole as all that the memory reaches. */
-static void
+ * so pools give back first, which are whole as all that the memory reaches. Where one
+ * cannot, nothing is freed. */
+static bool
 function_memory_end(PyObject *op)
 {
     function_memory *self = (function_memory *)op;
     GMPY_TAKE_ERROR(pending);
+    bool ends;
 
-    if (self->pool) {
-        gm_pool *pool = self->pool;
-
-        Py_BEGIN_ALLOW_THREADS(void)
-        gm_pool_release_idle(pool);
-        Py_END_ALLOW_THREADS
+    if (function_memory_is_pooled(self)) {
+        gmpy_upstreams_give_back(op);
     }
-    function_memory_release(self);
+    ends = !function_memory_is_pooled(self);
+    if (ends) {
+        function_memory_release(self);
+    }
     GMPY_GIVE_ERROR(pending);
+    return ends;
 }
 
 static int
@@ -146,11 +154,12 @@ function_memory_dealloc(PyObject *op)
 }
 
 void
-gmpy_function_memory_set_pool(gmpy_state *st, PyObject *mem, gm_pool *pool)
+gmpy_function_memory_count(gmpy_state *st, PyObject *mem, Py_ssize_t change)
 {
     if (PyObject_TypeCheck(mem, gmpy_type(st->CFunctionAllocatorMemoryType)) ||
         PyObject_TypeCheck(mem, gmpy_type(st->PythonFunctionAllocatorMemoryType))) {
-        ((function_memory *)mem)->pool = pool;
+        __atomic_add_fetch(&((function_memory *)mem)->segments, change,
+                           __ATOMIC_RELAXED);
     }
 }
 
@@ -169,6 +178,7 @@ function_memory_begin(PyObject *op, gmpy_state *st, size_t size, int device)
         PyErr_SetString(PyExc_RuntimeError, "memory is initialized once");
         return -1;
     }
+    gmpy_upstreams_look(st);
     gmpy_guards_look(st);
     self->base.size = size;
     self->base.device_id = device;

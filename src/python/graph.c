@@ -98,6 +98,7 @@ graph_dealloc(PyObject *op)
         status = graph_release(st, self);
         Py_END_ALLOW_THREADS
         gmpy_report_release(st, status, "destroying a graph");
+        gmpy_upstreams_look(st);
     }
     type->tp_free(op);
     Py_DECREF(type);

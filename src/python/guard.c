@@ -13,11 +13,13 @@
  * - The first time the guard keeps the object, and with it all that the object reaches.
  *   The rest of the garbage goes its way. Then the guard lets go. Where no cycle is
  *   left that ends the object as usual: its last reference is dropped.
- * - Where one is left, the collector runs twice in a row. The first of these finds the
- *   cycle once more, and calls what finalizers are new to it; again the guard keeps the
- *   object. The second one finds the same, with nobody left who could look: now the
- *   guard calls the object's `end`, while all is whole. What the program brought back
- *   to life in between is found in neither.
+ * - Where one is left, the collector runs several times in a row, with nothing between
+ *   but the letting go. Each time it finds the cycle once more, and calls what
+ *   finalizers are new to it, which those of the time before may have added;
+ * GUARD_FINDS times the guard keeps the object. In the collection after these it calls
+ * the object's `end`, while all is whole. What the program brought back to life is
+ * found in none of them. The bound is what finalizers have that keep adding others: of
+ * a chain of GUARD_FINDS + 1 each sees the memory, a longer one may see that it ended.
  *
  * A guard keeps the object by a reference that it does not show to the collector, which
  * takes the object for used elsewhere. It must not let go of it before the collector
@@ -26,18 +28,36 @@
  * the interpreter comes to a pending call, in the main thread, or until somebody comes
  * by gmpy_guards_look.
  *
- * Cost: an object a guarded object. The two collections are full ones. They are run
- * when memory has run out, and else where the one before was a full one too, so what
- * they cost is a part of what the program pays anyway; a young cycle waits until it is
+ * A pending call may come while the collector is still busy, in a finalizer or one of
+ * gc.callbacks, where no collection runs inside it. Then the cycles are owed an end
+ * still, and another pending call is asked for: at first at once, then after 1, 3, 7
+ * and so on that do nothing, up to PATIENCE, after which it is left to whoever comes
+ * by.
+ *
+ * An `end` that cannot be yet says so, and the object is kept until the program's next
+ * full collection.
+ *
+ * Cost: an object a guarded object. The collections are full ones. They are run when
+ * memory has run out, and else for what a full one of the program's found, so what they
+ * cost is a multiple of what the program pays anyway; a young cycle waits until it is
  * old.
  *
  * Threading: the list is lock-free, the rest happens to garbage, which one thread has.
- * In an exiting or a forked process nothing is kept, since nothing will be freed.
+ * One thread at a time settles; another one leaves it to that one. In an exiting or a
+ * forked process nothing is kept, since nothing will be freed.
  */
 #include "guard.h"
-#include "pools.h"
 
 #include "core/gm_process.h" // gm_process_is_frozen
+
+#include <time.h> // nanosleep
+
+enum {
+    GUARD_FINDS = 3,
+    PATIENCE = 1 << 15,
+    PAUSE_MS = 4,
+    PAUSES = 250, // a second
+};
 
 typedef enum guard_state {
     GUARD_WATCHES, // the object holds the guard
@@ -51,8 +71,10 @@ struct gmpy_guard {
     guard_state state;
     PyObject *object; // NULL: gone
     PyObject **place; // the object's field for its guard
-    void (*end)(PyObject *object);
-    uint64_t round;   // which collection may call `end`; 0: none
+    bool (*end)(PyObject *object);
+    bool old;         // a full collection of the program's found it
+    int finds;        // how many of the round did
+    uint64_t round;   // the row of collections that may call `end`; 0: none
     gmpy_guard *next; // in the list
 };
 
@@ -67,32 +89,19 @@ list_push(gmpy_state *st, gmpy_guard *self)
     }
 }
 
-/* Called by the interpreter in the main thread. */
-static int
-settle_later(void *arg)
-{
-    PyObject *module = arg;
-    gmpy_state *st = gmpy_state_of_module(module);
+static int settle_later(void *arg);
 
-    __atomic_store_n(&st->settling, false, __ATOMIC_RELAXED);
-    gmpy_guards_settle(st, false);
-    Py_DECREF(module);
-    return 0;
-}
-
-/* Has the interpreter come by. Where its list is full, whoever looks next will do. */
+/* Has the interpreter come by, with a reference to the module. Where its list is full,
+ * whoever looks next will do. */
 static void
-list_announce(PyObject *guard)
+announce(gmpy_state *st, PyObject *module)
 {
-    gmpy_state *st = ((gmpy_guard *)guard)->st;
-    PyObject *module;
-
-    if (__atomic_exchange_n(&st->settling, true, __ATOMIC_RELAXED)) {
+    if (__atomic_exchange_n(&st->announced, true, __ATOMIC_SEQ_CST)) {
         return;
     }
-    module = Py_NewRef(PyType_GetModule(Py_TYPE(guard)));
+    Py_INCREF(module);
     if (Py_AddPendingCall(settle_later, module) < 0) {
-        __atomic_store_n(&st->settling, false, __ATOMIC_RELAXED);
+        __atomic_store_n(&st->announced, false, __ATOMIC_SEQ_CST);
         Py_DECREF(module);
     }
 }
@@ -109,8 +118,8 @@ guard_finalize(PyObject *op)
         return;
     }
     Py_INCREF(object);
-    if (self->round && self->round == gmpy_this_thread.round) {
-        self->end(object);
+    if (self->round && self->round == gmpy_this_thread.round &&
+        self->finds >= GUARD_FINDS && self->end(object)) {
         Py_DECREF(object);
         return;
     }
@@ -135,8 +144,9 @@ guard_clear(PyObject *op)
 
     if (self->state == GUARD_KEEPS) {
         self->state = GUARD_WAITS;
+        self->old = !gmpy_this_thread.round && gmpy_collection_is_full(self->st);
         list_push(self->st, self);
-        list_announce(op);
+        announce(self->st, PyType_GetModule(Py_TYPE(op)));
     }
     return 0;
 }
@@ -155,7 +165,7 @@ int
 gmpy_guard_new(gmpy_state *st,
                PyObject *object,
                PyObject **place,
-               void (*end)(PyObject *object))
+               bool (*end)(PyObject *object))
 {
     PyTypeObject *type = gmpy_type(st->GuardType);
     gmpy_guard *self = (gmpy_guard *)type->tp_alloc(type, 0);
@@ -200,56 +210,30 @@ int
 gmpy_guard_init(PyObject *module, gmpy_state *st)
 {
     st->GuardType = PyType_FromModuleAndSpec(module, &guard_spec, NULL);
-    return st->GuardType ? 0 : -1;
+    return st->GuardType ? gmpy_collect_init(st) : -1;
 }
 
 /* ---- settling ---- */
 
-/* False where it could not, which is reported. */
-static bool
-collect(void)
-{
-    bool ran = gmpy_collect_garbage() == 0;
+/* What release_rescued leaves. */
+typedef enum guard_left {
+    LEFT_NONE,
+    LEFT_YOUNG, // some that are still referred to
+    LEFT_OLD,   // some of them were found by a full collection
+} guard_left;
 
-    if (!ran) {
-        PyErr_WriteUnraisable(NULL);
-    }
-    return ran;
-}
-
-/* Whether the last collection looked at everything, young and old. */
-static bool
-last_was_full(void)
-{
-#ifdef Py_GIL_DISABLED
-    return true; // there are no others
-#else
-    PyObject *gc = PyImport_ImportModule("gc");
-    PyObject *counts = gc ? PyObject_CallMethod(gc, "get_count", NULL) : NULL;
-    int young;
-    int middle = 1;
-    int old = 1;
-
-    if (!counts || !PyArg_ParseTuple(counts, "iii", &young, &middle, &old)) {
-        PyErr_Clear(); // another collection will come
-    }
-    Py_XDECREF(counts);
-    Py_XDECREF(gc);
-    return middle == 0 && old == 0;
-#endif
-}
-
-/* Lets go of every object in the list, under a new guard that acts in collection
- * `round`. Returns whether some are still referred to. */
-static bool
+/* Lets go of every object in the list, under a new guard that acts in the collections
+ * of `round`. */
+static guard_left
 release_rescued(gmpy_state *st, uint64_t round)
 {
     gmpy_guard *list = __atomic_exchange_n(&st->rescued, NULL, __ATOMIC_ACQUIRE);
-    bool left = false;
+    guard_left left = LEFT_NONE;
 
     while (list) {
         gmpy_guard *self = list;
         PyObject *object = self->object;
+        gmpy_guard *next;
 
         list = self->next;
         if (gmpy_guard_new(st, object, self->place, self->end) < 0) {
@@ -257,35 +241,116 @@ release_rescued(gmpy_state *st, uint64_t round)
             list_push(st, self); // unguarded it must not be let go of
             continue;
         }
-        ((gmpy_guard *)*self->place)->round = round;
-        left |= Py_REFCNT(object) > 1;
+        next = (gmpy_guard *)*self->place;
+        next->round = round;
+        next->finds = self->round == round ? self->finds + 1 : 1;
+        if (Py_REFCNT(object) > 1) {
+            left = self->old || left == LEFT_OLD ? LEFT_OLD : LEFT_YOUNG;
+        }
         Py_DECREF(self);
         Py_DECREF(object);
     }
     return left;
 }
 
-/* Two collections with nothing between them but the letting go. */
-static void
-end_garbage(gmpy_state *st)
+/* A row of collections. False where one did not run. */
+static bool
+end_garbage(gmpy_state *st, bool wait)
 {
-    const uint64_t outer = gmpy_this_thread.round;
     const uint64_t round = __atomic_add_fetch(&st->rounds, 1, __ATOMIC_RELAXED);
+    int finds = 0;
+    int ran;
 
-    if (collect() && release_rescued(st, round)) {
+    do {
         gmpy_this_thread.round = round;
-        (void)collect();
-        gmpy_this_thread.round = outer;
+        ran = gmpy_collect_garbage(st, wait);
+        gmpy_this_thread.round = 0;
+        if (ran < 0) {
+            PyErr_WriteUnraisable(NULL);
+        }
+    } while (ran > 0 && finds++ < GUARD_FINDS && release_rescued(st, round));
+    return ran > 0;
+}
+
+/* One thread at a time. Whether the calling one may begin; to `wait` is in vain where
+ * it has begun already. */
+static bool
+settle_begin(gmpy_state *st, bool wait)
+{
+    const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000 * 1000};
+
+    for (int i = 0; __atomic_exchange_n(&st->settling, true, __ATOMIC_SEQ_CST); i++) {
+        if (!wait || gmpy_this_thread.settling || i == PAUSES) {
+            return false;
+        }
+        Py_BEGIN_ALLOW_THREADS
+        nanosleep(&pause, NULL);
+        Py_END_ALLOW_THREADS
     }
+    gmpy_this_thread.settling = true;
+    return true;
+}
+
+/* Whether something is left to do. */
+static bool
+settle_end(gmpy_state *st, bool owed)
+{
+    gmpy_this_thread.settling = false;
+    __atomic_store_n(&st->owed, owed, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&st->settling, false, __ATOMIC_SEQ_CST);
+    return owed || __atomic_load_n(&st->rescued, __ATOMIC_SEQ_CST);
+}
+
+static bool
+settle(gmpy_state *st, bool all)
+{
+    GMPY_TAKE_ERROR(pending);
+    bool more = false;
+
+    if (!gm_process_is_frozen() && settle_begin(st, all)) {
+        guard_left left = release_rescued(st, 0);
+        bool owed = __atomic_load_n(&st->owed, __ATOMIC_RELAXED);
+
+        if (owed || left == LEFT_OLD || (left && all)) {
+            owed = !end_garbage(st, all);
+        }
+        more = settle_end(st, owed);
+    }
+    GMPY_GIVE_ERROR(pending);
+    return more;
+}
+
+/* Called by the interpreter in the main thread. */
+static int
+settle_later(void *arg)
+{
+    PyObject *module = arg;
+    gmpy_state *st = gmpy_state_of_module(module);
+
+    __atomic_store_n(&st->announced, false, __ATOMIC_SEQ_CST);
+    if (st->passes > 0) {
+        st->passes--;
+        announce(st, module);
+    }
+    else if (!settle(st, false)) {
+        st->patience = 0;
+    }
+    else if (st->patience > PATIENCE) {
+        st->patience = 0;
+    }
+    else {
+        st->passes = st->patience;
+        st->patience = 2 * st->patience + 1;
+        announce(st, module);
+    }
+    Py_DECREF(module);
+    return 0;
 }
 
 void
 gmpy_guards_settle(gmpy_state *st, bool all)
 {
-    GMPY_TAKE_ERROR(pending);
-
-    if (!gm_process_is_frozen() && release_rescued(st, 0) && (all || last_was_full())) {
-        end_garbage(st);
+    if (settle(st, all) && st->GuardType) {
+        announce(st, PyType_GetModule(gmpy_type(st->GuardType)));
     }
-    GMPY_GIVE_ERROR(pending);
 }

@@ -288,10 +288,12 @@ make_room(const async_request *r, async_stage stage)
         return -1;
     }
     if (stage == STAGE_GARBAGE) {
-        if (gmpy_collect_garbage() < 0) {
+        int ran = gmpy_collect_garbage(st, true);
+
+        if (ran < 0) {
             return -1;
         }
-        gmpy_guards_settle(st, true);
+        gmpy_guards_settle(st, ran > 0);
     }
     Py_BEGIN_ALLOW_THREADS
     status = stage == STAGE_STREAM

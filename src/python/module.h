@@ -50,6 +50,8 @@
     X(GraphType)                                                                       \
     X(ThreadSettingsType)                                                              \
     X(GuardType)                                                                       \
+    X(gc_collect) /* the function gc.collect */                                        \
+    X(gc_get_count)                                                                    \
     X(OutOfMemoryError)                                                                \
     X(CUDARuntimeError)                                                                \
     X(spare_error) /* an OutOfMemoryError for when there is no memory for one */       \
@@ -99,7 +101,12 @@ typedef struct gmpy_state {
     gmpy_mutex watched_lock;   // guards the list of the watched
     gmpy_guard *rescued;       // guards with an object to let go of (guard.c)
     uint64_t rounds;           // collections that guard.c was to end garbage in
-    bool settling;             // the interpreter was asked to come by there
+    bool noted;                // some pool has noted blocks (upstream_life.c)
+    bool announced;            // the interpreter was asked to come by there
+    bool settling;             // some thread is there
+    bool owed;                 // cycles let go of there wait for a collection
+    int passes;                // pending calls that do nothing, the main thread's
+    int patience;              // how many there were of them last
     gmpy_mutex allocator_lock; // guards the allocators and the default pools
     gmpy_mutex opening;        // guards the choice of the backend
 } gmpy_state;
@@ -310,6 +317,8 @@ typedef struct gmpy_thread {
     PyObject *hooks;        // dictionary of memory hooks, borrowed; NULL for none
     PyObject *settings;     // the object that owns all this, borrowed
     uint64_t round;         // of the collection that guard.c runs here; 0: none
+    bool settling;          // is in guard.c's row of them
+    bool collecting;        // has called the collector (collect.c)
     unsigned watches;       // base allocators under way (gmpy_hooks_watch)
     PyObject *hook_error;   // what a hook raised last below one of them
 } gmpy_thread;
@@ -425,8 +434,8 @@ int gmpy_as_function_address(PyObject *arg, const char *name, uintptr_t *out);
 /* 0, or -1 with TypeError. */
 int gmpy_check_callable(PyObject *arg, const char *name);
 
-/* Notes that `pool` holds `mem`, any memory, or with NULL that it does no longer. */
-void gmpy_function_memory_set_pool(gmpy_state *st, PyObject *mem, gm_pool *pool);
+/* Notes that one segment more, or less, lies in `mem`, any memory. */
+void gmpy_function_memory_count(gmpy_state *st, PyObject *mem, Py_ssize_t change);
 
 /* ---- pooled_memory.c ---- */
 
@@ -487,7 +496,7 @@ extern const char gmpy_record_stream_doc[];
  * too. May run Python code; changes no pending exception. */
 void gmpy_waited(gmpy_state *st);
 
-/* ---- upstream.c ---- */
+/* ---- upstream.c, upstream_life.c ---- */
 
 /* What stands where a device's number would. */
 enum {
@@ -500,7 +509,6 @@ enum {
 typedef struct gmpy_upstream gmpy_upstream;
 struct gmpy_upstream {
     gmpy_state *st;
-    gm_pool *pool;             // whose it is
     PyObject *module;          // keeps st alive
     PyObject *callable;        // NULL: plain memory of that kind
     gm_mem_kind kind;          // GM_MEM_DEVICE or GM_MEM_PINNED
@@ -508,6 +516,8 @@ struct gmpy_upstream {
     struct gmpy_owner *owners; // what the callable's segments keep alive
     PyObject *object;          // the SingleDeviceMemoryPool, borrowed; NULL when gone
     Py_ssize_t handles;        // PooledMemory objects out and requests under way
+    uint64_t notes;   // blocks that the device may use longer than their handle is out
+    uint64_t settled; // how many of them there had been when none was left
 };
 
 /* A native pool on `device` over `callable`, or over its plain memory with NULL; on
@@ -538,6 +548,27 @@ gmpy_upstream_count(gm_pool *pool, Py_ssize_t change)
 #endif
 }
 
+/* Notes that a block may be in use longer than its handle is out, while that is out.
+ * Needs no interpreter. */
+void gmpy_upstream_note(gmpy_upstream *up);
+
+/* Finds out which pools have no such block left. Runs other threads. */
+void gmpy_upstreams_look_now(gmpy_state *st);
+
+static inline void
+gmpy_upstreams_look(gmpy_state *st)
+{
+    if (GM_UNLIKELY(__atomic_load_n(&st->noted, __ATOMIC_RELAXED))) {
+        gmpy_upstreams_look_now(st);
+    }
+}
+
+/* Whether one of its segments lies in `mem`. */
+bool gmpy_upstream_holds(gmpy_upstream *up, const PyObject *mem);
+
+/* Has the pools that hold parts of `mem` give back what they can. Runs Python code. */
+void gmpy_upstreams_give_back(PyObject *mem);
+
 /* Notes the pool object; NULL in its tp_dealloc, before its weak references end. */
 void gmpy_upstream_set_object(gm_pool *pool, PyObject *object);
 
@@ -548,6 +579,9 @@ PyObject *gmpy_weak_reference(PyObject *object);
 /* A weak reference to the pool object, dead where it is gone or `pool` is NULL: new
  * reference. */
 PyObject *gmpy_upstream_reference(gm_pool *pool);
+
+/* What a weak reference refers to: new reference, NULL once it is gone. */
+PyObject *gmpy_weak_reference_get(PyObject *reference);
 
 /* Visits what the callable's cached segments keep alive and the callable itself; for a
  * pool object's traverse, when nothing else holds them. */

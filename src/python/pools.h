@@ -11,10 +11,6 @@
 
 /* ---- rescue.c ---- */
 
-/* Runs the garbage collector, also where the user switched it off: it is asked for
- * here, not automatic. 0 or -1. */
-int gmpy_collect_garbage(void);
-
 /* The way of a request that the cache could not serve at once: with all means, and an
  * exception that says why not. 0 or -1. The caller keeps the pool alive. */
 int gmpy_pool_malloc_slow(gmpy_state *st,

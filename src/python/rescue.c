@@ -19,33 +19,23 @@
 
 /* ---- what the core calls, detached ---- */
 
-int
-gmpy_collect_garbage(void)
-{
-    PyObject *gc = PyImport_ImportModule("gc");
-    PyObject *found = gc ? PyObject_CallMethod(gc, "collect", NULL) : NULL;
-    int result = found ? 0 : -1;
-
-    Py_XDECREF(found);
-    Py_XDECREF(gc);
-    return result;
-}
-
-/* The same for the core, which calls it detached and has nobody to tell. What garbage
- * had of the user's functions is given back then too. */
+/* What garbage had of the user's functions is given back too. */
 static bool
 collect_garbage(void *context)
 {
     const gmpy_rescue *rescue = context;
     PyGILState_STATE gil = PyGILState_Ensure();
-    bool ran = gmpy_collect_garbage() == 0;
+    int ran;
 
-    if (!ran) {
-        PyErr_WriteUnraisable(NULL);
+    gmpy_upstreams_look(rescue->st);
+    ran = gmpy_collect_garbage(rescue->st, true);
+
+    if (ran < 0) {
+        PyErr_WriteUnraisable(NULL); // the core has nobody to tell
     }
-    gmpy_guards_settle(rescue->st, true);
+    gmpy_guards_settle(rescue->st, ran > 0);
     PyGILState_Release(gil);
-    return ran;
+    return ran > 0;
 }
 
 static gm_answer
@@ -225,6 +215,7 @@ gmpy_pool_malloc_slow(gmpy_state *st,
     };
     gm_status status;
 
+    gmpy_upstreams_look(st);
     gmpy_guards_look(st);
     gmpy_this_rescue = &rescue;
     gmpy_upstream_count(pool, 1); // the request under way
@@ -232,6 +223,9 @@ gmpy_pool_malloc_slow(gmpy_state *st,
     means.recording = gmpy_recording_of(st->backend, &by);
     status = gm_pool_malloc_slow(pool, request, &means, out);
     Py_END_ALLOW_THREADS
+    if (status == GM_OK && (*out)->state == GM_BLOCK_NOTED) {
+        gmpy_upstream_note(gmpy_upstream_of(pool)); // borrowed, or of a graph
+    }
     gmpy_upstream_count(pool, -1);
     if (status != GM_OK) {
         raise_failed(&rescue, request, status);

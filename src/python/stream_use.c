@@ -78,6 +78,7 @@ gmpy_record_use(PyObject *mem, const gm_stream_use *by)
     gm_status status = GM_OK;
 
     if (block) {
+        gmpy_upstream_note(gmpy_upstream_of(self->pool));
         status = gm_pool_record_use(self->pool, block, self->base.generation, by);
     }
     return status == GM_ERR_NOT_OWNED ? GM_OK : status; // given back meanwhile
@@ -188,5 +189,6 @@ gmpy_waited(gmpy_state *st)
     Py_BEGIN_ALLOW_THREADS
     gm_pools_sweep();
     Py_END_ALLOW_THREADS
+    gmpy_upstreams_look(st);
     gmpy_watch_look(st, true);
 }

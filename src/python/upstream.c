@@ -11,10 +11,10 @@
  *
  * Who keeps what alive: the native pool owns a gmpy_upstream, that owns the callable
  * and, in its list of owners, one memory object a segment. The collector sees them
- * through the pool object, but only while no handle is out and no request under way:
- * then the pool object alone holds the native pool, and a callable that closes over its
- * own pool can be collected. The counts change only while attached, so they hold still
- * during a collection.
+ * through the pool object, but only while no handle is out, no request under way and no
+ * block in use by the device (upstream_life.c): then the pool object alone holds the
+ * native pool, and a callable that closes over its own pool can be collected. The
+ * counts change only while attached, so they hold still during a collection.
  *
  * The pool's device, if it has one, is made current around a callable and restored
  * after it.
@@ -144,6 +144,20 @@ owner_unlink(gmpy_upstream *up, gmpy_owner *owner)
     GMPY_UNLOCK(&up->lock);
 }
 
+bool
+gmpy_upstream_holds(gmpy_upstream *up, const PyObject *mem)
+{
+    const gmpy_owner *owner;
+
+    GMPY_LOCK(&up->lock);
+    owner = up->owners;
+    while (owner && owner->mem != mem) {
+        owner = owner->next;
+    }
+    GMPY_UNLOCK(&up->lock);
+    return owner != NULL;
+}
+
 /* What is wrong with the pointer a callable returned: GM_OK, GM_ERR_OUT_OF_MEMORY for a
  * null one, GM_ERR_CALLBACK with an exception. */
 static gm_status
@@ -208,7 +222,7 @@ callable_own(gmpy_upstream *up, const gmpy_pointer *pointer, gm_piece *out)
         return GM_ERR_HOST_MEMORY;
     }
     owner->mem = Py_NewRef(pointer->mem);
-    gmpy_function_memory_set_pool(up->st, owner->mem, up->pool);
+    gmpy_function_memory_count(up->st, owner->mem, 1);
     owner_link(up, owner);
     *out = (gm_piece){
         .base = pointer->ptr,
@@ -276,7 +290,7 @@ callable_give(void *context, int Py_UNUSED(device), const gm_piece *piece)
     GMPY_TAKE_ERROR(pending);
 
     owner_unlink(up, owner);
-    gmpy_function_memory_set_pool(up->st, owner->mem, NULL);
+    gmpy_function_memory_count(up->st, owner->mem, -1);
     Py_DECREF(owner->mem);
     gm_host_free(owner);
     GMPY_GIVE_ERROR(pending);
@@ -401,7 +415,6 @@ gmpy_pool_new(
         return -1;
     }
     up->st = st;
-    up->pool = *out;
     up->module = Py_NewRef(module);
     up->callable = Py_XNewRef(callable);
     up->kind = device == GMPY_DEVICE_HOST ? GM_MEM_PINNED : GM_MEM_DEVICE;
@@ -439,6 +452,21 @@ gmpy_weak_reference(PyObject *object)
 }
 
 PyObject *
+gmpy_weak_reference_get(PyObject *reference)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *object = NULL;
+
+    (void)PyWeakref_GetRef(reference, &object); // it is one, so it cannot fail
+    return object;
+#else
+    PyObject *object = PyWeakref_GET_OBJECT(reference);
+
+    return object == Py_None ? NULL : Py_NewRef(object);
+#endif
+}
+
+PyObject *
 gmpy_upstream_reference(gm_pool *pool)
 {
     gmpy_upstream *up = pool ? gmpy_upstream_of(pool) : NULL;
@@ -456,7 +484,7 @@ gmpy_upstream_reference(gm_pool *pool)
 int
 gmpy_upstream_traverse(gmpy_upstream *up, visitproc visit, void *arg)
 {
-    if (up->handles == 0) {
+    if (up->handles == 0 && up->notes == up->settled) {
         Py_VISIT(up->callable);
         for (const gmpy_owner *owner = up->owners; owner; owner = owner->next) {
             Py_VISIT(owner->mem);
