@@ -25,11 +25,13 @@ from benchmarks import programs
 
 RECORD = programs.ROOT / "benchmarks" / "c" / "instructions.json"
 WAYS = {
-    "again": "hit + free, the last request once more",
-    "exact": "hit + free, the block has just the size",
-    "split": "hit + free, cut off and joined again",
-    "joined": "hit + free, four blocks freed out of order",
-    "crowded": "hit + free, 65,536 free blocks of one size",
+    "exact": "the same again, the block has just the size",
+    "split": "the same again, cut off a larger block",
+    "turns": "by turns, the block has just the size",
+    "cut": "by turns, cut off and joined again",
+    "joined": "four blocks freed out of order",
+    "crowded": "by turns, 65,536 free blocks of one size",
+    "deep": "by turns, cut and joined, 65,536 of each size",
 }
 MOST = 1.10
 

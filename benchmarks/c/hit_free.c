@@ -8,13 +8,18 @@
  * the pairs alone, so the difference of their instructions over the difference of the
  * counts is exact, whatever the rest of the program does. Ways:
  *
- *     again    the same request again once its block was given back, cut off a larger
- * one exact    two blocks by turns, one taken and then the other given back, so that
- * each goes through the index; the free block that fits has just the size split    two
- * sizes by turns, each cut at each hit off a larger block of its own and joined with it
- * again joined   four blocks taken and given back in the order 2, 3, 1, 4, so that a
- * free joins none, one or both of its neighbours crowded  as exact, among 65,536 free
- * blocks of that size: the longest search that the index can be brought to
+ *     exact    the same request again once its block was given back, which has just the
+ *              size
+ *     split    the same, cut off a larger one
+ *     turns    two blocks of one size by turns, one taken and then the other given
+ * back, so that the last request is never repeated and each goes through the index; the
+ * free block that fits has just the size cut      two sizes by turns, each cut at each
+ * hit off a larger block of its own and joined with it again joined   four blocks taken
+ * and given back in the order 2, 3, 1, 4, so that a free joins none, one or both of its
+ * neighbours crowded  as turns, among 65,536 free blocks of that size deep     as
+ * turns, but each hit cuts one of 65,536 blocks of one size, and what it leaves is one
+ * of as many of another: the longest way there is, but that a free can find such a
+ * neighbour on both sides
  */
 #include "bench.h"
 
@@ -54,10 +59,38 @@ alternate(scene *s, size_t count)
     s->count = count;
 }
 
+/* A free block of four sizes and one of one size, each after a live one, `count` times.
+ */
+static void
+layers(scene *s, size_t count)
+{
+    bench_block *all = calloc(4 * count, sizeof(*all));
+
+    bench_insist(all != NULL, "no host memory");
+    bench_give(s->pool, bench_take(s->pool, 7 * count * SIZE, 0));
+    for (size_t i = 0; i < 4 * count; i++) {
+        all[i] = bench_take(s->pool, (size_t)(i % 4 == 1 ? 4 : 1) * SIZE, 0);
+    }
+    for (size_t i = 1; i < 4 * count; i += 2) {
+        bench_give(s->pool, all[i]);
+    }
+    for (size_t i = 0; i < 2 * count; i++) {
+        all[i] = all[2 * i];
+    }
+    s->kept = all;
+    s->count = 2 * count;
+}
+
 /* ---- the ways ---- */
 
 static void
-prepare_again(scene *s)
+prepare_exact(scene *s)
+{
+    alternate(s, 2);
+}
+
+static void
+prepare_split(scene *s)
 {
     bench_give(s->pool, bench_take(s->pool, (size_t)16 * SIZE, 0));
 }
@@ -71,7 +104,7 @@ run_again(scene *s, size_t count)
 }
 
 static void
-prepare_exact(scene *s)
+prepare_turns(scene *s)
 {
     alternate(s, 3);
 }
@@ -83,12 +116,18 @@ prepare_crowded(scene *s)
 }
 
 static void
-run_turns(scene *s, size_t count)
+prepare_deep(scene *s)
 {
-    bench_block other = bench_take(s->pool, SIZE, 0);
+    layers(s, CROWD);
+}
+
+static inline void
+take_turns(scene *s, size_t count, size_t size)
+{
+    bench_block other = bench_take(s->pool, size, 0);
 
     for (size_t i = 0; i < count; i++) {
-        bench_block taken = bench_take(s->pool, SIZE, 0);
+        bench_block taken = bench_take(s->pool, size, 0);
 
         bench_give(s->pool, other);
         other = taken;
@@ -96,9 +135,21 @@ run_turns(scene *s, size_t count)
     bench_give(s->pool, other);
 }
 
+static void
+run_turns(scene *s, size_t count)
+{
+    take_turns(s, count, SIZE);
+}
+
+static void
+run_deep(scene *s, size_t count)
+{
+    take_turns(s, count, (size_t)3 * SIZE);
+}
+
 /* Two free blocks with a live one between. */
 static void
-prepare_split(scene *s)
+prepare_cut(scene *s)
 {
     bench_block small;
     bench_block large;
@@ -115,7 +166,7 @@ prepare_split(scene *s)
 }
 
 static void
-run_split(scene *s, size_t count)
+run_cut(scene *s, size_t count)
 {
     for (size_t i = 0; i < count; i += 2) {
         bench_block small = bench_take(s->pool, SIZE, 0);
@@ -147,9 +198,10 @@ static const struct way {
     void (*prepare)(scene *s);
     void (*run)(scene *s, size_t count);
 } ways[] = {
-    {"again", prepare_again, run_again},     {"exact", prepare_exact, run_turns},
-    {"split", prepare_split, run_split},     {"joined", prepare_again, run_joined},
-    {"crowded", prepare_crowded, run_turns},
+    {"exact", prepare_exact, run_again},   {"split", prepare_split, run_again},
+    {"turns", prepare_turns, run_turns},   {"cut", prepare_cut, run_cut},
+    {"joined", prepare_split, run_joined}, {"crowded", prepare_crowded, run_turns},
+    {"deep", prepare_deep, run_deep},
 };
 
 static const struct way *
@@ -171,7 +223,7 @@ main(int argc, char **argv)
     scene s = {0};
 
     if (!way) {
-        fprintf(stderr, "usage: hit_free again|exact|split|joined|crowded COUNT\n");
+        fprintf(stderr, "usage: hit_free WAY COUNT\n");
         return 1;
     }
     s.pool = bench_pool(&addresses);

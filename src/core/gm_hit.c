@@ -23,8 +23,8 @@
 
 /* ---- taking back ---- */
 
-void
-gm_pool_cache_locked(gm_pool *pool, gm_block *block)
+static inline void
+pool_cache_locked(gm_pool *pool, gm_block *block)
 {
     gm_index *index = &block->segment->arena->index;
     gm_block *next = block->next;
@@ -47,6 +47,12 @@ gm_pool_cache_locked(gm_pool *pool, gm_block *block)
     gm_index_put(index, block);
 }
 
+void
+gm_pool_cache_locked(gm_pool *pool, gm_block *block)
+{
+    pool_cache_locked(pool, block);
+}
+
 /* A LIVE block whose generation was changed goes back. */
 static inline void
 pool_take_back_locked(gm_pool *pool, gm_block *block)
@@ -54,7 +60,7 @@ pool_take_back_locked(gm_pool *pool, gm_block *block)
     pool->stats.used_bytes -= block->size;
     pool->stats.requested_bytes -= block->u.live.requested;
     pool->stats.live_blocks--;
-    gm_pool_cache_locked(pool, block);
+    pool_cache_locked(pool, block);
 }
 
 void
@@ -74,15 +80,12 @@ gm_pool_end_handle_locked(gm_pool *pool, gm_block *block)
 }
 
 void
-gm_pool_end_echo_locked(gm_pool *pool)
+gm_pool_end_rest_locked(gm_pool *pool)
 {
     gm_block *resting = pool->echo.resting;
 
-    pool->echo.block = NULL;
     pool->echo.resting = NULL;
-    if (resting) {
-        pool_take_back_locked(pool, resting);
-    }
+    pool_take_back_locked(pool, resting);
 }
 
 /* ---- handing out ---- */

@@ -93,16 +93,17 @@ void gm_pool_leave(gm_pool *pool);
 void gm_pool_ref(gm_pool *pool);
 void gm_pool_unref(gm_pool *pool);
 
-/* Ends what the echo says; drains the list of postponed frees. */
-void gm_pool_end_echo_locked(gm_pool *pool);
+/* Carries out the free of the block that rests; drains the list of postponed frees. */
+GM_NOINLINE void gm_pool_end_rest_locked(gm_pool *pool);
 GM_COLD void gm_pool_drain_locked(gm_pool *pool);
 
 /* The first thing done with the lock, but for what the echo serves. */
 static inline void
 gm_pool_entered_locked(gm_pool *pool)
 {
-    if (pool->echo.block) {
-        gm_pool_end_echo_locked(pool);
+    pool->echo.block = NULL;
+    if (pool->echo.resting) {
+        gm_pool_end_rest_locked(pool);
     }
     if (GM_UNLIKELY(atomic_load_explicit(&pool->deferred, memory_order_relaxed) !=
                     NULL)) {

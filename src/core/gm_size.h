@@ -36,13 +36,14 @@ static inline unsigned
 gm_size_bin(size_t size)
 {
     size_t units = size >> GM_UNIT_SHIFT;
-    unsigned log;
+    unsigned shift;
 
-    if (units < GM_BIN_COLUMNS) {
+    if (units < GM_BIN_EXACT) {
         return (unsigned)units;
     }
-    log = 63u - (unsigned)__builtin_clzll(units);
-    return (log - 3u) * GM_BIN_COLUMNS + ((unsigned)(units >> (log - 4u)) & 15u);
+    /* Leaves the first five bits, 16 to 31, so that row r is shift r - 1. */
+    shift = (63u ^ (unsigned)__builtin_clzll(units)) - 4u;
+    return shift * GM_BIN_COLUMNS + (unsigned)(units >> shift);
 }
 
 GM_STATIC_ASSERT((GM_UNIT & (GM_UNIT - 1)) == 0, "rounding masks need a power of two");
