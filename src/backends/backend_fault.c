@@ -13,13 +13,15 @@
  *
  * Threading: any thread; one mutex around the plan, released before the wrapped backend
  * is called. In a forked child it is not taken, since another thread may have held it
- * at the fork: nothing is counted there and the plan is over. Cost: that lock.
+ * at the fork: nothing is counted there and the plan is over. Cost: one load where there
+ * is no plan, else that lock.
  */
 #include "backends.h"
 
 #include "../core/gm_process.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h> // strcmp()
 
 /* X(slot, its parameters, the arguments of its wrapper on the wrapped backend) */
@@ -167,8 +169,8 @@ typedef struct gm_fault {
     const gm_backend *inner; // borrowed
     pthread_mutex_t mutex;   // what follows
 
-    bool active;
-    fault_slot slot; // the one that fails, or FAULT_ANY
+    atomic_bool active; // also read without it: most calls find no plan
+    fault_slot slot;    // the one that fails, or FAULT_ANY
     uint64_t nth;
     uint64_t count; // 0: for ever
     gm_status status;
@@ -181,7 +183,8 @@ static gm_status
 count_call(gm_fault *fault, fault_slot slot)
 {
     gm_status status = GM_OK;
-    if (gm_process_is_forked()) {
+    if (!atomic_load_explicit(&fault->active, memory_order_acquire) ||
+        gm_process_is_forked()) {
         return GM_OK;
     }
     pthread_mutex_lock(&fault->mutex);
