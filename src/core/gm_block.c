@@ -21,6 +21,18 @@ enum {
     SLAB_MAX = 1024,
 };
 
+/* Of the `number`th node: 0 for half of all, 1 for a quarter and so on, well mixed. */
+static uint8_t
+rank_of(size_t number)
+{
+    uint64_t x = (uint64_t)number * 0x9E3779B97F4A7C15u;
+
+    x ^= x >> 32;
+    x *= 0xD6E8FEB86659FD93u;
+    x ^= x >> 32;
+    return (uint8_t)__builtin_ctzll(x | 1ull << 63);
+}
+
 bool
 gm_block_store_grow(gm_block_store *store)
 {
@@ -36,13 +48,14 @@ gm_block_store_grow(gm_block_store *store)
     slab->next = store->slabs;
     slab->count = count;
     store->slabs = slab;
-    store->nodes += count;
     for (size_t i = count; i-- > 0;) {
         gm_block *block = &slab->blocks[i];
 
         block->generation = 0;
+        block->rank = rank_of(store->nodes + i);
         gm_block_give(store, block);
     }
+    store->nodes += count;
     return true;
 }
 

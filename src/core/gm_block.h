@@ -44,7 +44,7 @@ struct gm_block {
     uint16_t client;     // whose request it serves; 0 is the program itself.
                          // CAPTURED: number of its part
     uint8_t state;       // gm_block_state
-    uint8_t height;      // FREE, CAPTURED: of its subtree in the index
+    uint8_t rank;        // the node's own: where it stands in a tree of the index
     union {
         struct {               // FREE, CAPTURED: its place in the index
             gm_block *side[2]; // what comes before it and after it

@@ -141,7 +141,7 @@ pool_hit_locked(gm_pool *pool,
         return GM_MISS;
     }
     if (block->size != rounded) {
-        if (!gm_block_store_prepare(&pool->store)) {
+        if (GM_UNLIKELY(!gm_block_store_prepare(&pool->store))) {
             gm_index_put(&arena->index, block);
             return GM_ERR_HOST_MEMORY;
         }

@@ -5,11 +5,11 @@
  *
  * Two bitmaps find the bin, a tree inside the bin finds the block. The bins split each
  * power of two in 16, so mostly a bin holds one block or none, and that case is all
- * that stands here in full; more are a tree's (gm_tree.h), whose depth is bounded.
+ * that stands here in full; more are a tree's (gm_tree.h).
  *
  * Cost: some ten instructions for the bin, as many for its marks where it becomes empty
- * or stops being so, and O(log n) in the number of blocks of that bin where it holds
- * more than one. Threading: none of its own; the pool's lock is held.
+ * or stops being so, and O(log n) expected in the number of blocks of that bin where
+ * it holds more than one. Threading: none of its own; the pool's lock is held.
  */
 #ifndef GM_INDEX_H
 #define GM_INDEX_H

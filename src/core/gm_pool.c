@@ -255,6 +255,7 @@ pool_void_handle_locked(gm_pool *pool, gm_block *block)
         .generation = twin->generation,
         .client = block->client,
         .state = block->state,
+        .rank = twin->rank,
     };
     if (block->state == GM_BLOCK_NOTED) {
         twin->u.noted.note = block->u.noted.note;

@@ -1,94 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The tree of a bin: search, put, remove, balance. See gm_tree.h.
+ * The tree of a bin: search, put, remove. See gm_tree.h.
  */
 #include "gm_tree.h"
-
-enum {
-    /* No path is longer: it would take 2^44 blocks, a thousand tebibytes of nodes. */
-    DEPTH = 64,
-};
-
-/* The way from the root down: `links[0]` is the root's, each later one lies in the node
- * that the one before it points to. Set up by its length alone: to clear all of it
- * would cost more than most searches. */
-typedef struct path {
-    gm_block **links[DEPTH];
-    unsigned length;
-} path;
-
-static inline void
-path_add(path *p, gm_block **link)
-{
-    GM_ASSERT(p->length < DEPTH);
-    p->links[p->length++] = link;
-}
-
-/* ---- balance ---- */
-
-static inline unsigned
-height_of(const gm_block *node)
-{
-    return node ? node->height : 0;
-}
-
-static inline void
-update_height(gm_block *node)
-{
-    unsigned before = height_of(node->u.tree.side[0]);
-    unsigned after = height_of(node->u.tree.side[1]);
-
-    node->height = (uint8_t)(1 + (before > after ? before : after));
-}
-
-/* The child on that side takes the place of its parent, which becomes its child. */
-static void
-rotate(gm_block **link, unsigned side)
-{
-    gm_block *node = *link;
-    gm_block *child = node->u.tree.side[side];
-
-    node->u.tree.side[side] = child->u.tree.side[!side];
-    child->u.tree.side[!side] = node;
-    update_height(node);
-    update_height(child);
-    *link = child;
-}
-
-/* One side of the node grew or shrank by a level: makes both differ by one at most.
- * True when the height of the whole is another than before. */
-static bool
-balance(gm_block **link)
-{
-    gm_block *node = *link;
-    unsigned height = node->height;
-    unsigned before = height_of(node->u.tree.side[0]);
-    unsigned after = height_of(node->u.tree.side[1]);
-
-    if (before > after + 1 || after > before + 1) {
-        unsigned side = after > before;
-        const gm_block *child = node->u.tree.side[side];
-
-        if (height_of(child->u.tree.side[!side]) >
-            height_of(child->u.tree.side[side])) {
-            rotate(&node->u.tree.side[side], !side);
-        }
-        rotate(link, side);
-    }
-    else {
-        node->height = (uint8_t)(1 + (before > after ? before : after));
-    }
-    return (*link)->height != height;
-}
-
-/* Climbs from the end of the path as long as something changes. */
-static void
-path_balance(path *p)
-{
-    while (p->length > 0 && balance(p->links[p->length - 1])) {
-        p->length--;
-    }
-}
 
 /* ---- search ---- */
 
@@ -122,88 +36,84 @@ gm_tree_next(const gm_block *root, const gm_block *block)
 
 /* ---- change ---- */
 
+/* Goes down to the first node of lower rank, then splits the subtree there into what
+ * comes before and after `block`, which takes its place. */
 void
 gm_tree_put(gm_block **root, gm_block *block)
 {
-    gm_block **link = root;
-    path p;
+    gm_block **before = &block->u.tree.side[0];
+    gm_block **after = &block->u.tree.side[1];
+    gm_block *rest;
 
-    p.length = 0;
-    while (*link) {
-        path_add(&p, link);
-        link = &(*link)->u.tree.side[!gm_tree_before(block, *link)];
+    while (*root && (*root)->rank >= block->rank) {
+        root = &(*root)->u.tree.side[!gm_tree_before(block, *root)];
     }
-    gm_tree_plant(link, block);
-    path_balance(&p);
+    rest = *root;
+    *root = block;
+    while (rest) {
+        if (gm_tree_before(rest, block)) {
+            *before = rest;
+            before = &rest->u.tree.side[1];
+            rest = *before;
+        }
+        else {
+            *after = rest;
+            after = &rest->u.tree.side[0];
+            rest = *after;
+        }
+    }
+    *before = NULL;
+    *after = NULL;
 }
 
-/* Takes out the node that the path ends at. */
-static void
-path_remove(path *p)
+/* Merges the two subtrees of the node at `link` into its place. */
+static inline void
+tree_unlink(gm_block **link)
 {
-    gm_block **link = p->links[p->length - 1];
-    gm_block *node = *link;
-    gm_block *before = node->u.tree.side[0];
-    gm_block *after = node->u.tree.side[1];
-    unsigned place = p->length;
-    gm_block *heir;
+    gm_block *before = (*link)->u.tree.side[0];
+    gm_block *after = (*link)->u.tree.side[1];
 
-    if (!before || !after) {
-        *link = before ? before : after;
-        p->length--;
-        path_balance(p);
-        return;
+    while (before && after) {
+        if (before->rank >= after->rank) {
+            *link = before;
+            link = &before->u.tree.side[1];
+            before = *link;
+        }
+        else {
+            *link = after;
+            link = &after->u.tree.side[0];
+            after = *link;
+        }
     }
-    /* The next one in order, which has nothing before it, takes the node's place. */
-    path_add(p, &node->u.tree.side[1]);
-    for (heir = after; heir->u.tree.side[0]; heir = heir->u.tree.side[0]) {
-        path_add(p, &heir->u.tree.side[0]);
-    }
-    *p->links[--p->length] = heir->u.tree.side[1];
-    heir->u.tree.side[0] = before;
-    heir->u.tree.side[1] = node->u.tree.side[1];
-    heir->height = node->height;
-    *link = heir;
-    p->links[place] = &heir->u.tree.side[1]; // was in the node
-    path_balance(p);
+    *link = before ? before : after;
 }
 
 void
 gm_tree_remove(gm_block **root, const gm_block *block)
 {
-    path p;
-
-    p.length = 0;
-    path_add(&p, root);
     while (*root != block) {
         GM_ASSERT(*root);
         root = &(*root)->u.tree.side[!gm_tree_before(block, *root)];
-        path_add(&p, root);
     }
-    path_remove(&p);
+    tree_unlink(root);
 }
 
 gm_block *
 gm_tree_take_best(gm_block **root, size_t size)
 {
-    gm_block *found = NULL;
-    unsigned length = 0; // of the path to what was found
-    path p;
+    gm_block **link = NULL; // to what was found
+    gm_block *found;
 
-    p.length = 0;
     while (*root) {
         bool fits = (*root)->size >= size;
 
-        path_add(&p, root);
-        if (fits) {
-            found = *root;
-            length = p.length;
-        }
+        link = fits ? root : link;
         root = &(*root)->u.tree.side[!fits];
     }
-    if (found) {
-        p.length = length;
-        path_remove(&p);
+    if (!link) {
+        return NULL;
     }
+    found = *link;
+    tree_unlink(link);
     return found;
 }

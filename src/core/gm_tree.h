@@ -3,14 +3,18 @@
  * The blocks of one bin of the free index, in order: smaller ones first, of one size
  * those of older segments, of one segment the lower ones.
  *
- * An AVL tree: its depth is at most 1.45 times the logarithm of its size whatever the
- * order of changes was, so the longest search has a bound and not only an expectation.
- * It needs two links and a byte a node and no parent, which is what lets a block fit
- * one cache line; who climbs keeps the path on the stack.
+ * A treap over the nodes' ranks (gm_block.h): a zip tree. No node has a child of higher
+ * rank, and half of all nodes have rank 0, a quarter 1 and so on, which makes the tree
+ * some 1.5 times as deep as its logarithm. Ranks are given when nodes are made, by a
+ * fixed sequence: the depth does not depend on the order of requests, and is the same
+ * on every run. Put and remove change the links on one path and nothing above it, which
+ * is what they cost less by than a tree that has to be kept in balance, most of all
+ * where it holds two or three blocks. Two links and a byte a node, no parent: a block
+ * fits one cache line.
  *
- * Cost: a search compares once a level; put and remove climb back until a height stays
- * what it was, mostly one or two levels. Threading: none of its own; the pool's lock is
- * held. A tree of one block, which most bins hold, is the index's to handle.
+ * Cost: a search compares once a level, O(log n) expected. Threading: none of its own;
+ * the pool's lock is held. A tree of one block, which most bins hold, is the index's to
+ * handle.
  */
 #ifndef GM_TREE_H
 #define GM_TREE_H
@@ -36,7 +40,6 @@ gm_tree_plant(gm_block **root, gm_block *block)
 {
     block->u.tree.side[0] = NULL;
     block->u.tree.side[1] = NULL;
-    block->height = 1;
     *root = block;
 }
 
@@ -44,7 +47,7 @@ gm_tree_plant(gm_block **root, gm_block *block)
 static inline bool
 gm_tree_is_single(const gm_block *root)
 {
-    return root->height == 1;
+    return !root->u.tree.side[0] && !root->u.tree.side[1];
 }
 
 /* The last block in order of a tree that is not empty. */
