@@ -13,8 +13,8 @@
  *
  * Threading: any thread; one mutex around the plan, released before the wrapped backend
  * is called. In a forked child it is not taken, since another thread may have held it
- * at the fork: nothing is counted there and the plan is over. Cost: one load where there
- * is no plan, else that lock.
+ * at the fork: nothing is counted there and the plan is over. Cost: one load where
+ * there is no plan, else that lock.
  */
 #include "backends.h"
 
