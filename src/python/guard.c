@@ -315,6 +315,9 @@ settle(gmpy_state *st, bool all)
             owed = !end_garbage(st, all);
         }
         more = settle_end(st, owed);
+        if (!more) { // whoever announces next need not wait
+            __atomic_store_n(&st->passes, 0, __ATOMIC_RELAXED);
+        }
     }
     GMPY_GIVE_ERROR(pending);
     return more;
@@ -328,8 +331,8 @@ settle_later(void *arg)
     gmpy_state *st = gmpy_state_of_module(module);
 
     __atomic_store_n(&st->announced, false, __ATOMIC_SEQ_CST);
-    if (st->passes > 0) {
-        st->passes--;
+    if (__atomic_load_n(&st->passes, __ATOMIC_RELAXED) > 0) {
+        __atomic_sub_fetch(&st->passes, 1, __ATOMIC_RELAXED);
         announce(st, module);
     }
     else if (!settle(st, false)) {
@@ -339,7 +342,7 @@ settle_later(void *arg)
         st->patience = 0;
     }
     else {
-        st->passes = st->patience;
+        __atomic_store_n(&st->passes, st->patience, __ATOMIC_RELAXED);
         st->patience = 2 * st->patience + 1;
         announce(st, module);
     }

@@ -105,7 +105,7 @@ typedef struct gmpy_state {
     bool announced;            // the interpreter was asked to come by there
     bool settling;             // some thread is there
     bool owed;                 // cycles let go of there wait for a collection
-    int passes;                // pending calls that do nothing, the main thread's
+    int passes;                // pending calls that do nothing
     int patience;              // how many there were of them last
     gmpy_mutex allocator_lock; // guards the allocators and the default pools
     gmpy_mutex opening;        // guards the choice of the backend
