@@ -12,7 +12,6 @@
 
 struct gm_slab {
     gm_slab *next;
-    size_t count;
     _Alignas(GM_CACHE_LINE) gm_block blocks[];
 };
 
@@ -46,7 +45,6 @@ gm_block_store_grow(gm_block_store *store)
         return false;
     }
     slab->next = store->slabs;
-    slab->count = count;
     store->slabs = slab;
     for (size_t i = count; i-- > 0;) {
         gm_block *block = &slab->blocks[i];

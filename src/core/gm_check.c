@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pool's invariants, walked from scratch. Any build can call it; tests do after
- * each step. Linear in blocks, and in free blocks times the depth of the index.
+ * The pool's invariants, walked from scratch: segments, blocks, nodes, arenas,
+ * counters; those of what waits are in gm_check_waits.c. Any build can call it; tests
+ * do after each step. Linear in blocks, and in free blocks times the depth of the
+ * index.
  */
 #include "gm_pool_private.h"
 
 typedef struct tally {
     size_t used, requested, total, live, free_blocks, segments;
     size_t pending, pending_blocks, captured, captured_blocks;
-    size_t indexed;
+    size_t indexed, blocks, arenas;
     uint8_t state;          // that the blocks of the index at hand have
     const gm_block *before; // last block the index walk saw in this bin
     const char *fault;
@@ -79,13 +81,18 @@ check_block(tally *t, const gm_segment *segment, const gm_block *block)
              block->next->state == GM_BLOCK_FREE) {
         t->fault = "two free neighbours were not joined";
     }
+    else if (block->state == GM_BLOCK_CAPTURED && block->next &&
+             block->next->state == GM_BLOCK_CAPTURED &&
+             block->next->client == block->client) {
+        t->fault = "two neighbours of one capture were not joined";
+    }
     else {
         check_state(t, block);
     }
 }
 
 static void
-check_segment(tally *t, const gm_segment *segment)
+check_segment(tally *t, const gm_pool *pool, const gm_segment *segment)
 {
     uintptr_t end = segment->piece.base;
 
@@ -96,10 +103,14 @@ check_segment(tally *t, const gm_segment *segment)
     }
     for (const gm_block *b = segment->first; b && !t->fault; b = b->next) {
         check_block(t, segment, b);
+        t->blocks++;
         end = b->addr + b->size;
     }
     if (!t->fault && end != segment->piece.base + segment->size) {
         t->fault = "the blocks of a segment do not tile it";
+    }
+    if (segment->next ? segment->next->prev != segment : pool->last != segment) {
+        t->fault = "the list of segments is broken";
     }
     t->segments++;
     t->total += segment->size;
@@ -140,22 +151,54 @@ check_index(tally *t, const gm_index *index, gm_block_state state)
     gm_index_walk(index, check_indexed, t);
 }
 
-/* In a lane the uses are of one stream, each with a mark, and counted by their note. */
-static void
-check_lanes(tally *t, const gm_pool *pool)
+/* The pins of an arena by a note that is to make it part of the commons. */
+static size_t
+pins_of_notes(const gm_pool *pool, const gm_arena *arena)
 {
+    size_t pins = 0;
+
+    for (const gm_note *note = pool->notes; note; note = note->next) {
+        pins += note->arena == arena;
+    }
     for (const gm_use *lane = pool->lanes; lane; lane = lane->lane) {
         for (const gm_use *use = lane; use; use = use->later) {
-            if (!gm_stream_use_is_same(&use->by, &lane->by) || !use->mark) {
-                t->fault = "a lane holds a use of another stream, or one without mark";
-            }
-            if (use->note->open == 0) {
-                t->fault = "a note has more uses in lanes than it counts";
-            }
-            if (!use->later && lane->last != use) {
-                t->fault = "a lane does not know its end";
-            }
+            pins += use->note->arena == arena; // whose note has this use alone
         }
+    }
+    return pins;
+}
+
+static void
+check_arena(tally *t, const gm_pool *pool, const gm_arena *arena)
+{
+    size_t pins = pins_of_notes(pool, arena);
+
+    for (const gm_segment *s = pool->first; s; s = s->next) {
+        pins += s->arena == arena;
+    }
+    if (pool->reserving ? arena->pins < pins : arena->pins != pins) {
+        t->fault = "an arena is pinned by more or by less than what is in it";
+    }
+    t->arenas++;
+    check_index(t, &arena->index, GM_BLOCK_FREE);
+}
+
+/* Each node is spare, a block of a segment, or its handle's alone. A request that waits
+ * for upstream has some as well. */
+static void
+check_nodes(tally *t, const gm_pool *pool)
+{
+    size_t nodes = t->blocks + pool->voided;
+
+    for (const gm_block *b = pool->store.spare; b; b = b->u.spare) {
+        if (b->state != GM_BLOCK_SPARE || nodes == pool->store.nodes) {
+            t->fault = "the list of spare nodes holds one that is not spare";
+            return;
+        }
+        nodes++;
+    }
+    if (pool->reserving ? nodes > pool->store.nodes : nodes != pool->store.nodes) {
+        t->fault = "a node is neither spare nor in use";
     }
 }
 
@@ -164,6 +207,9 @@ check_counters(const gm_pool *pool, const tally *t)
 {
     const gm_stats *s = &pool->stats;
 
+    if (pool->arenas.count != t->arenas) {
+        return "the count of arenas is wrong";
+    }
     if (t->indexed != t->free_blocks + t->captured_blocks) {
         return "the indexes do not hold exactly the free blocks";
     }
@@ -210,20 +256,28 @@ gm_pool_check(gm_pool *pool)
         return "the pool belongs to the parent of this process";
     }
     gm_pool_lock(pool);
+    if (pool->first ? pool->first->prev != NULL : pool->last != NULL) {
+        t.fault = "the list of segments is broken";
+    }
     for (gm_segment *s = pool->first; s && !t.fault; s = s->next) {
-        check_segment(&t, s);
+        check_segment(&t, pool, s);
     }
     for (size_t i = 0; i < pool->arenas.bucket_count; i++) {
         for (gm_arena *a = pool->arenas.buckets[i]; a && !t.fault; a = a->chain) {
-            check_index(&t, &a->index, GM_BLOCK_FREE);
+            check_arena(&t, pool, a);
         }
     }
     for (gm_part *p = pool->parts; p && !t.fault; p = p->next) {
         check_index(&t, &p->index, GM_BLOCK_CAPTURED);
     }
-    check_lanes(&t, pool);
+    if (!t.fault) {
+        check_nodes(&t, pool);
+    }
     if (!t.fault) {
         t.fault = check_counters(pool, &t);
+    }
+    if (!t.fault) {
+        t.fault = gm_check_waits_locked(pool);
     }
     gm_pool_unlock(pool);
     return t.fault;

@@ -3,7 +3,7 @@
  * The pool's insides, for gm_pool.c, gm_hit.c (the hit path), gm_miss.c, gm_idle.c
  * and gm_reclaim.c (the miss path), gm_note.c, gm_pending.c, gm_stream_end.c, gm_lend.c
  * and gm_part.c (memory of several streams and of graphs), gm_explain.c (what is read)
- * and gm_check.c alone.
+ * and gm_check.c, gm_check_waits.c alone.
  *
  * Lock rule: functions ending in _locked are called with pool->lock held and call
  * nothing outside the core.
@@ -322,5 +322,11 @@ gm_segment *gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena);
 
 /* Gives the pieces of such a chain upstream, without the lock. Returns bytes. */
 size_t gm_pool_give_back(gm_pool *pool, gm_segment *chain);
+
+/* ---- gm_check_waits.c ---- */
+
+/* A sentence that names the broken invariant of notes, lanes, marks and parts; NULL for
+ * none. The segments are sound. */
+const char *gm_check_waits_locked(const gm_pool *pool);
 
 #endif

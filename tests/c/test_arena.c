@@ -19,6 +19,8 @@ TEST(arena_keys_of_streams)
     CHECK(gm_stream_key_of(GM_STREAM_PER_THREAD, 0) != GM_STREAM_KEY_DEFAULT);
     CHECK_EQ(gm_stream_key_of(64, 5), gm_stream_key_of(128, 5));
     CHECK(gm_stream_key_of(64, 5) != gm_stream_key_of(64, 6));
+    CHECK(gm_stream_key_of(64, 1) != GM_STREAM_KEY_DEFAULT);
+    CHECK(gm_stream_key_of(64, UINT64_MAX - 1) != GM_STREAM_KEY_DEFAULT);
 }
 
 TEST(arena_of_an_empty_table)
@@ -47,6 +49,17 @@ TEST(arena_lives_while_it_has_pins)
     gm_arena_unpin(&table, arena);
     CHECK(gm_arena_find(&table, 7) == NULL);
     CHECK_EQ(table.count, 0);
+    gm_arena_table_fini(&table);
+}
+
+TEST(arena_table_that_ended_is_an_empty_one)
+{
+    gm_arena_table table = {0};
+
+    gm_arena_unpin(&table, gm_arena_pin(&table, 7));
+    gm_arena_table_fini(&table);
+    CHECK(gm_arena_find(&table, 7) == NULL);
+    gm_arena_unpin(&table, gm_arena_pin(&table, 7));
     gm_arena_table_fini(&table);
 }
 

@@ -298,6 +298,7 @@ TEST(backend_size_zero_does_not_reach_the_slot)
     bad_state state = {.status = GM_OK, .address = 99};
     gm_backend b = bad_backend(&state);
     uintptr_t out = 7;
+    gm_handle handle = 7;
     CHECK_EQ(gm_backend_mem_alloc(&b, 0, GM_MEM_DEVICE, 0, &out), GM_ERR_INVALID_VALUE);
     CHECK_EQ(gm_backend_mem_alloc_async(&b, 0, 0, 0, &out), GM_ERR_INVALID_VALUE);
     CHECK_EQ(gm_backend_copy(&b, 1, 2, 0, GM_COPY_DEFAULT), GM_ERR_INVALID_VALUE);
@@ -310,11 +311,13 @@ TEST(backend_size_zero_does_not_reach_the_slot)
     CHECK_EQ(gm_backend_mem_prefetch(&b, 1, 0, 0, 0), GM_ERR_INVALID_VALUE);
     CHECK_EQ(gm_backend_mem_advise(&b, 1, 0, 0, 0), GM_ERR_INVALID_VALUE);
     CHECK_EQ(gm_backend_vm_reserve(&b, 0, &out), GM_ERR_INVALID_VALUE);
+    CHECK_EQ(gm_backend_vm_create(&b, 0, 0, &handle), GM_ERR_INVALID_VALUE);
     CHECK_EQ(gm_backend_vm_map(&b, 1, 0, 1), GM_ERR_INVALID_VALUE);
     CHECK_EQ(gm_backend_vm_unmap(&b, 1, 0), GM_ERR_INVALID_VALUE);
     CHECK_EQ(gm_backend_vm_set_access(&b, 1, 0, 0), GM_ERR_INVALID_VALUE);
     CHECK_EQ(state.calls, 0);
     CHECK_EQ(out, 7);
+    CHECK_EQ(handle, 7);
 }
 
 TEST(backend_missing_slots_have_their_defaults)
@@ -322,7 +325,9 @@ TEST(backend_missing_slots_have_their_defaults)
     bad_state state = {.status = GM_OK};
     gm_backend b = bad_backend(&state);
     int driver = 7, runtime = 7;
-    char text[8] = "", shorter[3] = "";
+    int least = 7, most = 7, priority = 7;
+    unsigned support = 7, flags = 7;
+    char text[8] = "xxxxxxx", shorter[3] = "";
     gm_capture_state capture = GM_CAPTURE_ACTIVE;
     uint64_t number = 1;
     bool can = true;
@@ -335,13 +340,24 @@ TEST(backend_missing_slots_have_their_defaults)
     CHECK_EQ(driver, 0);
     CHECK_EQ(runtime, 0);
     CHECK_EQ(gm_backend_device_name(&b, 0, text, sizeof text), GM_OK);
-    CHECK(strcmp(text, "bad") == 0);
+    CHECK(memcmp(text, "bad\0xxx", sizeof text) == 0); // and not a byte more
     CHECK_EQ(gm_backend_device_name(&b, 0, shorter, sizeof shorter), GM_OK);
     CHECK(strcmp(shorter, "ba") == 0);
     CHECK_EQ(gm_backend_device_name(&b, 0, text, 0), GM_ERR_INVALID_VALUE);
     CHECK_EQ(gm_backend_stream_capture(&b, 0, &capture, &number), GM_OK);
     CHECK_EQ(capture, GM_CAPTURE_NONE);
     CHECK_EQ(number, 0);
+    number = 7;
+    CHECK_EQ(gm_backend_device_incarnation(&b, 0, &number), GM_OK);
+    CHECK_EQ(number, 0);
+    CHECK_EQ(gm_backend_device_support(&b, 0, &support), GM_OK);
+    CHECK_EQ(support, 0);
+    CHECK_EQ(gm_backend_stream_priority_range(&b, 0, &least, &most), GM_OK);
+    CHECK_EQ(least, 0);
+    CHECK_EQ(most, 0);
+    CHECK_EQ(gm_backend_stream_info(&b, 64, &flags, &priority), GM_OK);
+    CHECK_EQ(flags, 0);
+    CHECK_EQ(priority, 0);
     CHECK_EQ(gm_backend_peer_can_access(&b, 0, 1, &can), GM_OK);
     CHECK(!can);
     gm_backend_close(&b); // nothing to do, and nothing is done

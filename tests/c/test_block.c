@@ -8,6 +8,8 @@
 #include "core/gm_process.h"
 #include "core/gm_size.h"
 
+#include <string.h>
+
 static gm_block *
 take_node(gm_block_store *store)
 {
@@ -67,7 +69,8 @@ note_request(void *context, size_t size)
     return false;
 }
 
-/* A slab is its head and its nodes: 64 nodes, then as many as there are, to 1024. */
+/* A slab is its head and its nodes: 64 nodes, then as many as there are, to 1024. The
+ * next one is asked for when every node is out. */
 TEST(block_store_doubles_up_to_a_bound)
 {
     static const size_t nodes[] = {64, 64, 128, 256, 512, 1024, 1024, 1024};
@@ -75,14 +78,36 @@ TEST(block_store_doubles_up_to_a_bound)
     requests seen = {0};
 
     gm_host_set_fault(note_request, &seen);
-    while (seen.count < 8) {
-        (void)take_node(&store);
+    for (size_t i = 0; i < 8; i++) {
+        for (size_t n = 0; n < nodes[i]; n++) {
+            (void)take_node(&store);
+            CHECK_EQ(seen.count, i + 1);
+        }
     }
     gm_host_set_fault(NULL, NULL);
     for (size_t i = 0; i < 8; i++) {
         CHECK_EQ(seen.sizes[i] / GM_CACHE_LINE, nodes[i] + 1);
     }
     CHECK_EQ(store.nodes, 64 + 64 + 128 + 256 + 512 + 3 * 1024);
+    gm_block_store_fini(&store);
+}
+
+/* Host memory is not blank where somebody had it before. */
+TEST(block_store_nodes_are_new_whatever_was_there)
+{
+    size_t size = 65 * (size_t)GM_CACHE_LINE;
+    void *before = gm_host_alloc_aligned(GM_CACHE_LINE, size);
+    gm_block_store store = {0};
+
+    CHECK(before != NULL);
+    memset(before, 0xFF, size);
+    gm_host_free(before);
+    for (size_t i = 0; i < 64; i++) {
+        gm_block *block = take_node(&store);
+
+        CHECK_EQ(block->state, GM_BLOCK_SPARE);
+        CHECK_EQ(block->generation, 0);
+    }
     gm_block_store_fini(&store);
 }
 

@@ -3,13 +3,15 @@
 """How much the C tests notice: breaks src/core in small ways, one at a time.
 
     python3 tests/mutation/mutate.py [--every N] [--jobs N] [--only TEXT] [--list]
+    python3 tests/mutation/mutate.py --again LOG   # those that survived before
 
 Each mutant is one edit of one place: a comparison flipped or moved by one, a number one
 higher, + for -, && for ||, a condition that is always or never so, neighbours or
 operands swapped (which side of a split keeps the address), or a statement left out (a
-merge, an unlock, a count). The runner of the C tests is built with it; a mutant is
-killed when a test fails or none ends for HANG_SECONDS. What does not compile is not
-counted.
+merge, an unlock, a count). The runner of the C tests is built with it, with a check for
+leaks of host memory; a mutant is killed when a test fails or none ends for
+HANG_SECONDS. What does not compile is not counted. The tests named after the file are
+run before the others, for most mutants die there.
 
 survivors.txt beside this file lists the mutants that no test can or need tell from the
 original, each with the reason; they count as survivors all the same. Exits with 1 when
@@ -36,10 +38,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SURVIVORS = Path(__file__).with_name("survivors.txt")
 LEAST = 0.90
 HANG_SECONDS = 15
-RUNNER = "build/c/plain/runner"
+RUNNER = "build/c/leak/runner"
 
-# It states what must hold and is in no release; the tests are what calls it.
-CHECKS = ("gm_check.c",)
+# They state what must hold; the tests are what calls them.
+CHECKS = ("gm_check.c", "gm_check_waits.c")
 
 # Text that is not code, or that states what must hold rather than makes it so.
 SKIPPED = re.compile(
@@ -153,27 +155,34 @@ def all_mutants() -> list[Mutant]:
 
 def compiles(tree: Path) -> bool:
     done = subprocess.run(
-        ["make", "-s", "DEBUG=1", RUNNER], cwd=tree, capture_output=True, timeout=120
+        ["make", "-s", "DEBUG=1", "SAN=leak", RUNNER],
+        cwd=tree,
+        capture_output=True,
+        timeout=120,
     )
     return done.returncode == 0
 
 
-def survives(tree: Path) -> bool:
-    """Whether every test of the runner passes."""
+def passes(tree: Path, tests: str = "") -> bool:
+    """Whether none of the tests whose name contains `tests` fails or hangs."""
     runner = subprocess.Popen(
-        [tree / RUNNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [tree / RUNNER, tests],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     assert runner.stdout is not None
     timer = threading.Timer(HANG_SECONDS, runner.kill)
     timer.start()
     try:
-        for line in runner.stdout:
+        last = ""
+        for last in runner.stdout:
             timer.cancel()
-            if line.startswith("FAIL"):
+            if last.startswith("FAIL"):
                 return False
             timer = threading.Timer(HANG_SECONDS, runner.kill)
             timer.start()
-        return runner.wait() == 0
+        return ", 0 failed, " in last  # its closing line; without it, it was killed
     finally:
         timer.cancel()
         runner.kill()
@@ -188,7 +197,8 @@ def verdict(tree: Path, mutant: Mutant) -> str:
     try:
         if not compiles(tree):
             return "does not compile"
-        return "SURVIVED" if survives(tree) else "killed"
+        nearest = path.stem.removeprefix("gm_") + "_"
+        return "SURVIVED" if passes(tree, nearest) and passes(tree) else "killed"
     except subprocess.TimeoutExpired:
         return "does not compile"
     finally:
@@ -200,7 +210,7 @@ def work(tree: Path, queue: "SimpleQueue[Mutant]", results: dict[Mutant, str]) -
     for folder in ("src", "tests/c"):
         shutil.copytree(ROOT / folder, tree / folder)
     shutil.copy(ROOT / "Makefile", tree)
-    if not compiles(tree) or not survives(tree):
+    if not compiles(tree) or not passes(tree):
         raise SystemExit("the C tests do not pass without any mutant")
     while True:
         try:
@@ -209,6 +219,12 @@ def work(tree: Path, queue: "SimpleQueue[Mutant]", results: dict[Mutant, str]) -
             return
         results[mutant] = verdict(tree, mutant)
         print(f"{results[mutant]:16}  {mutant.line:4}  {mutant.name}", flush=True)
+
+
+def survived_before(log: Path) -> set[str]:
+    """The names in the output of an earlier run."""
+    found = re.findall(r"^SURVIVED +\d+  (.*)$", log.read_text(), re.MULTILINE)
+    return set(found)
 
 
 def listed_survivors() -> set[str]:
@@ -221,9 +237,14 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="take each N-th mutant")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
     parser.add_argument("--only", default="", help="those whose name contains it")
+    parser.add_argument("--again", type=Path, help="those that survived in that log")
     parser.add_argument("--list", action="store_true", help="name them and stop")
     args = parser.parse_args()
-    mutants = [m for m in all_mutants() if args.only in m.name][:: args.every]
+    mutants = [m for m in all_mutants() if args.only in m.name]
+    if args.again:
+        before = survived_before(args.again)
+        mutants = [m for m in mutants if m.name in before]
+    mutants = mutants[:: args.every]
     if args.list:
         print("\n".join(m.name for m in mutants))
         return 0
