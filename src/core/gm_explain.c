@@ -153,8 +153,8 @@ list_fill_locked(idle_list *list, const gm_pool *pool)
 }
 
 /* Adds the idle segments of `pool`, which the caller keeps alive. No host memory is
- * taken under the lock, so it may take a second look. False without host memory. */
-static bool
+ * taken under the lock, so it may take a second look. None without host memory. */
+static void
 list_add(idle_list *list, gm_pool *pool)
 {
     size_t found;
@@ -165,10 +165,10 @@ list_add(idle_list *list, gm_pool *pool)
         gm_pool_leave(pool); // its owner may have let go of it meanwhile
         if (found <= list->room - list->count) {
             list->count += found;
-            return true;
+            return;
         }
         if (!list_grow(list, list->count + found + found / 4)) {
-            return false;
+            return;
         }
     }
 }
@@ -189,11 +189,13 @@ static void
 list_idle(idle_list *list, gm_pool *pool)
 {
     uint64_t after = 0;
-    bool complete = list_add(list, pool);
     gm_pool *sibling;
 
-    while (complete && (sibling = gm_pool_next_sibling(pool, &after)) != NULL) {
-        complete = !sibling->upstream.room || list_add(list, sibling);
+    list_add(list, pool);
+    while ((sibling = gm_pool_next_sibling(pool, &after)) != NULL) {
+        if (sibling->upstream.room) {
+            list_add(list, sibling);
+        }
         gm_pool_unref(sibling);
     }
     if (list->count) {

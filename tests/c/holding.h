@@ -9,6 +9,7 @@
 #include "harness.h"
 
 #include "core/gm_pool.h"
+#include "core/gm_process.h"
 
 #define KIB ((size_t)1 << 10)
 #define UNITS(n) ((size_t)(n)*GM_UNIT)
@@ -92,6 +93,19 @@ check_pool(gm_pool *pool)
         fprintf(stderr, "the pool is broken: %s\n", fault);
         exit(1);
     }
+}
+
+static inline bool
+is_any_pool(gm_pool_link *link)
+{
+    return link != NULL;
+}
+
+/* Insists that every pool of the process has ended. */
+static inline void
+check_no_pool_is_left(void)
+{
+    CHECK(gm_process_pool_next(0, is_any_pool) == NULL);
 }
 
 /* Insists that the block lies at `offset` of the segment numbered `serial`. */

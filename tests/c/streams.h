@@ -37,6 +37,7 @@ close_site(site s)
         CHECK_EQ(gm_backend_device_synchronize(s.sim, device), GM_OK);
     }
     gm_pools_sweep();
+    check_no_pool_is_left();
     check_ledger_is_empty(s.sim);
     CHECK_EQ(read_ledger(s.sim).errors, 0);
     gm_backend_close(s.sim);

@@ -29,6 +29,7 @@ bench_fini(bench *b)
 {
     check_pool(b->pool);
     gm_pool_close(b->pool);
+    check_no_pool_is_left();
     check_ledger_is_empty(b->sim);
     CHECK_EQ(read_ledger(b->sim).errors, 0);
     gm_backend_close(b->sim);
@@ -37,7 +38,7 @@ bench_fini(bench *b)
 static gm_survey
 survey_of(gm_pool *pool)
 {
-    gm_stats counters = stats_of(pool), stats;
+    gm_stats counters = stats_of(pool), stats = {0};
     gm_survey survey;
 
     CHECK_EQ(gm_pool_survey(pool, &stats, &survey), GM_OK);
@@ -86,6 +87,7 @@ TEST(explain_peaks_begin_anew_at_what_is_held)
     CHECK_EQ(gm_pool_reset_peaks(b.pool), GM_OK);
     CHECK_EQ(stats_of(b.pool).peak_free_bytes, 0);
     CHECK_EQ(stats_of(b.pool).peak_total_bytes, 1024);
+    CHECK_EQ(stats_of(b.pool).peak_segments, 1);
     let_go(h);
     bench_fini(&b);
 }

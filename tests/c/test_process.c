@@ -96,6 +96,7 @@ check_refused_after_fork(bench *b)
     gm_request request = {.size = UNITS(1)};
     gm_block *block = NULL;
     gm_stats stats;
+    gm_survey survey;
     uint64_t serial;
     size_t offset;
 
@@ -107,6 +108,8 @@ check_refused_after_fork(bench *b)
         GM_ERR_FORKED);
     CHECK_EQ(gm_pool_set_limit(b->pool, UNITS(1)), GM_ERR_FORKED);
     CHECK_EQ(gm_pool_read_stats(b->pool, &stats), GM_ERR_FORKED);
+    CHECK_EQ(gm_pool_reset_peaks(b->pool), GM_ERR_FORKED);
+    CHECK_EQ(gm_pool_survey(b->pool, &stats, &survey), GM_ERR_FORKED);
     CHECK_EQ(gm_pool_release_idle(b->pool), 0);
     CHECK_EQ(gm_pool_release_idle_of(b->pool, GM_STREAM_KEY_DEFAULT), 0);
     CHECK(gm_pool_check(b->pool) != NULL);
