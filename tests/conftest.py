@@ -27,6 +27,7 @@ MARKERS = {
     "sim_only": "looks into the simulated device, or injects failures into it",
     "two_devices": "needs two devices",
     "pageable": "needs a device that reads plain host memory",
+    "once": "about the tree or placement: the same under every interpreter and build",
     "misuse": "has the device refuse a bad address or handle, which it counts",
 }
 WATCHDOG_SECONDS = 60

@@ -21,9 +21,13 @@ DOCUMENTS = (
 )
 ROOMS = ("core", "backends", "python", "build")
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "src" / "core").is_dir(), reason="needs the source tree beside tests/"
-)
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(
+        not (ROOT / "src" / "core").is_dir(),
+        reason="needs the source tree beside tests/",
+    ),
+]
 
 
 def read(name):

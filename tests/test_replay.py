@@ -109,12 +109,14 @@ def replayed(request, tmp_path_factory):
     return Replayed(request.param, tmp_path_factory.mktemp("placements"))
 
 
+@pytest.mark.once
 def test_every_block_lies_where_the_oracle_puts_it(replayed):
     expected = [f"{n},{serial},{at}" for n, serial, at in replayed.oracle_placements]
     assert replayed.placements[0] == "id,serial,offset"
     assert replayed.placements[1:] == expected
 
 
+@pytest.mark.once
 def test_the_counters_are_those_of_the_oracle(replayed):
     report, pool = replayed.report, replayed.oracle
     assert report["hits"] == pool.hits
@@ -123,6 +125,7 @@ def test_the_counters_are_those_of_the_oracle(replayed):
     assert report["peak_total_bytes"] == pool.peak_total
 
 
+@pytest.mark.once
 def test_the_peaks_are_sums_over_the_file(replayed):
     requested = used = peak_requested = peak_used = events = allocations = 0
     with gzip.open(replayed.path, "rt") as file:
@@ -148,6 +151,7 @@ def test_the_peaks_are_sums_over_the_file(replayed):
     )
 
 
+@pytest.mark.once
 def test_the_report_has_exactly_its_keys(replayed):
     report = replayed.report
     assert list(report) == KEYS

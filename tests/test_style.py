@@ -9,9 +9,13 @@ import style_rules
 
 ROOT = Path(__file__).resolve().parent.parent
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "src" / "core").is_dir(), reason="needs the source tree beside tests/"
-)
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(
+        not (ROOT / "src" / "core").is_dir(),
+        reason="needs the source tree beside tests/",
+    ),
+]
 
 C_HEAD = "/* SPDX-License-Identifier: MIT\n *\n * A file.\n */\n"
 PY_HEAD = '# SPDX-License-Identifier: MIT\n"""A file."""\n'
