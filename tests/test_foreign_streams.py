@@ -239,3 +239,127 @@ def test_a_stream_that_was_destroyed_elsewhere_is_told_as_such():
             use()
     assert other.done is False
     other.synchronize()
+
+
+def each_use_of_a_stream(stream, pool):
+    """What can be done on a stream that somebody else made, by name."""
+    raw, pooled = gpumem.malloc(512), pool.malloc(512)
+    managed, events = gpumem.malloc_managed(512), Event()
+    recorded = Stream(non_blocking=True)
+    recorded.begin_capture()
+    raw.memset_async(0, 512, recorded)
+    graph, async_pool = recorded.end_capture(), gpumem.MemoryAsyncPool()
+    return {
+        "fill": lambda: raw.memset_async(0, 512, stream),
+        "fill of a pool's memory": lambda: pooled.memset_async(0, 512, stream),
+        "copy of a buffer": lambda: raw.copy_from_host_async(b"x" * 512, 512, stream),
+        "copy to the host": lambda: pooled.copy_to_host_async(
+            bytearray(512), 512, stream
+        ),
+        "copy on the device": lambda: raw.copy_from_async(pooled, 512, stream),
+        "record_stream": lambda: pooled.record_stream(stream),
+        "record_stream of other memory": lambda: raw.record_stream(stream),
+        "Event.record": lambda: events.record(stream),
+        "launch": lambda: graph.launch(stream),
+        "upload": lambda: graph.upload(stream),
+        "prefetch": lambda: managed.mem.prefetch(stream),
+        "MemoryAsync": lambda: gpumem.MemoryAsync(512, stream),
+        "MemoryAsyncPool": lambda: async_pool.free_all_blocks(stream),
+    }
+
+
+NOT_ABOUT_A_STREAM = {"stream_id", "device_support", "device_push", "device_pop"}
+
+
+@pytest.mark.sim_only
+@pytest.mark.misuse
+@pytest.mark.parametrize("current", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_nothing_is_queued_for_a_stream_that_was_destroyed_elsewhere(again, current):
+    """Nor is anything on a stream that has its handle now."""
+    gone, pool = Stream(non_blocking=True), gpumem.MemoryPool()
+    external, handle = ExternalStream(gone.ptr), gone.ptr
+    uses = each_use_of_a_stream(None if current else external, pool)
+    for use in uses.values():
+        use()
+    gone.synchronize()
+    if current:
+        external.use()
+    try:
+        for use in uses.values():
+            use()
+        gone.synchronize()
+        del gone
+        other = Stream(non_blocking=True) if again else None
+        if again:
+            assert other.ptr == handle
+        for name, use in uses.items():
+            with testing.call_log() as calls, pytest.raises(RuntimeError) as caught:
+                use()
+            assert "stream was destroyed" in str(caught.value), name
+            assert {call.name for call in calls} <= NOT_ABOUT_A_STREAM, name
+        gpumem.malloc(512).copy_from_host(bytes(512), 512)  # needs no stream
+        assert other is None or other.done
+    finally:
+        Stream.null.use()
+
+
+@pytest.mark.sim_only
+@pytest.mark.misuse
+def test_a_dead_stream_that_is_current_does_not_reach_the_device_with_a_miss():
+    gone, pool = Stream(non_blocking=True), gpumem.MemoryPool()
+    external, handle = ExternalStream(gone.ptr), gone.ptr
+    del gone
+    with external, testing.call_log() as calls:
+        pool.malloc(512)
+    asked = {call.name for call in calls if call.ptr == handle}
+    assert asked == {"stream_id"}
+
+
+@pytest.mark.sim_only
+def test_a_recorded_stream_of_somebody_elses_does_not_tell_which_it_is_and_will_do():
+    stream, memory = Stream(non_blocking=True), gpumem.malloc(512)
+    external = ExternalStream(stream.ptr)
+    stream.begin_capture()
+    memory.memset_async(1, 512, external)
+    graph = stream.end_capture()
+    graph.launch(external)
+    stream.synchronize()
+    host = bytearray(512)
+    memory.copy_to_host(host, 512)
+    assert host == b"\1" * 512
+
+
+@pytest.mark.sim_only
+def test_an_object_is_asked_once_which_stream_it_is():
+    """The stream that a copy is queued on is the one that it is recorded for."""
+    streams = [Stream(non_blocking=True) for _ in range(3)]
+
+    class Alternating:
+        asked = 0
+
+        def __cuda_stream__(self):
+            self.asked += 1
+            return 0, streams[self.asked % 2].ptr
+
+    pool, source = gpumem.MemoryPool(), bytearray(512)
+    with streams[2]:
+        memory = pool.malloc(512)
+    for use in (
+        lambda s: memory.memset_async(7, 512, s),
+        lambda s: memory.copy_from_host_async(source, 512, s),
+        lambda s: memory.copy_from_async(memory, 512, s),
+        memory.record_stream,
+    ):
+        foreign = Alternating()
+        use(foreign)
+        assert foreign.asked == 1
+    for stream in streams:
+        stream.synchronize()
+    address = memory.ptr
+    with testing.hold_stream(streams[1]):
+        memory.memset_async(7, 512, Alternating())
+        del memory, use
+        assert pool.stats()["pending_bytes"] == 512
+        with streams[2]:
+            assert pool.malloc(512).ptr != address

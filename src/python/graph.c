@@ -148,18 +148,20 @@ graph_queue(PyObject *op,
             const char *what)
 {
     gmpy_state *st = gmpy_state_of(op);
+    gmpy_stream_ref stream;
     gm_stream_use by;
     gm_status status;
     gm_device_mark back;
 
-    if (graph_check(st, graph_of(op)) < 0 || gmpy_as_stream_use(st, arg, &by) < 0) {
+    if (graph_check(st, graph_of(op)) < 0 || gmpy_as_stream(st, arg, &stream) < 0 ||
+        gmpy_stream_use_of(st, &stream, &by) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    status = gm_stream_use_enter(st->backend, &by, &back);
+    status = gmpy_stream_enter(st->backend, &stream, &back);
     if (status == GM_OK) {
         status = now(st->backend, graph_of(op), &by);
-        gm_stream_use_leave(st->backend, &back);
+        gmpy_stream_leave(st->backend, &back);
     }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {

@@ -106,6 +106,7 @@ memory_async_take(memory_async *self, const gm_backend *backend, size_t size)
                                             self->ref.handle, &self->owned);
     }
     gmpy_stream_leave(backend, &back);
+    self->ref.known = false; // the end goes by the id, and makes do without the stream
     return status;
 }
 

@@ -296,9 +296,12 @@ make_room(const async_request *r, async_stage stage)
         gmpy_guards_settle(st, ran > 0);
     }
     Py_BEGIN_ALLOW_THREADS
-    status = stage == STAGE_STREAM
-                 ? gm_backend_stream_synchronize(st->backend, stream.handle)
-                 : gm_backend_device_synchronize(st->backend, r->device);
+    status = stage != STAGE_STREAM ? GM_OK : gmpy_stream_confirm(st->backend, &stream);
+    if (status == GM_OK) {
+        status = stage == STAGE_STREAM
+                     ? gm_backend_stream_synchronize(st->backend, stream.handle)
+                     : gm_backend_device_synchronize(st->backend, r->device);
+    }
     if (status == GM_OK) {
         status = gm_backend_mem_pool_trim(st->backend, r->pool, 0);
     }

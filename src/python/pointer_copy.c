@@ -57,11 +57,11 @@ typedef struct transfer {
     bool fill; // with `value`, else a copy
     int value;
     bool async;
-    gmpy_stream_ref stream; // of the async form
-    gm_stream current;      // of the plain form, which works beside it
-    Py_buffer *buffer;      // of the async form: to be kept; NULL for none
-    PyObject *pooled[2];    // of the async form: whose pool is to be told; or NULL
-    gm_stream_use by;       // what it is told; filled in where it or `buffer` is
+    gmpy_stream_ref stream;  // of the async form
+    gmpy_stream_ref current; // of the plain form, which works beside it
+    Py_buffer *buffer;       // of the async form: to be kept; NULL for none
+    PyObject *pooled[2];     // of the async form: whose pool is to be told; or NULL
+    gm_stream_use by;        // what it is told; filled in where it or `buffer` is
 } transfer;
 
 /* Lets the source's device reach the destination's directly where it can. Asked each
@@ -100,16 +100,17 @@ transfer_now(const transfer *t)
 
 /* GM_ERR_CAPTURING where the transfer waits or keeps a buffer and its stream, or the
  * current one for a plain form, records a graph. A stream that cannot be asked is left
- * to the transfer.
+ * to the transfer; one that is gone records nothing.
  */
 static gm_status
 transfer_check_capture(const transfer *t)
 {
-    gm_stream stream = t->async ? t->stream.handle : t->current;
+    gm_stream stream = t->async ? t->stream.handle : t->current.handle;
     gm_capture_state state = GM_CAPTURE_NONE;
     uint64_t id;
 
     if ((t->async && !t->buffer) || stream <= GM_STREAM_LEGACY ||
+        (!t->async && gmpy_stream_confirm(t->backend, &t->current) != GM_OK) ||
         gm_backend_stream_capture(t->backend, stream, &state, &id) != GM_OK) {
         return GM_OK;
     }
@@ -202,8 +203,6 @@ finish(const transfer *t, gm_status status, const char *what)
 static int
 transfer_init(transfer *t, PyObject *self, bool async, PyObject *stream)
 {
-    gmpy_stream_ref current;
-
     *t = (transfer){
         .st = ((gmpy_pointer *)self)->st,
         .async = async,
@@ -213,21 +212,14 @@ transfer_init(transfer *t, PyObject *self, bool async, PyObject *stream)
     if (!t->backend) {
         return -1;
     }
-    if (async) {
-        return gmpy_as_stream(t->st, stream, &t->stream);
-    }
-    if (gmpy_as_stream(t->st, NULL, &current) < 0) {
-        return -1;
-    }
-    t->current = current.handle;
-    return 0;
+    return async ? gmpy_as_stream(t->st, stream, &t->stream)
+                 : gmpy_as_stream(t->st, NULL, &t->current);
 }
 
 /* Fills in what an async transfer has to protect: the memory behind one or two pointers
  * and a buffer, both of which may be NULL. 0 or -1. */
 static int
 transfer_note(transfer *t,
-              PyObject *stream,
               const gmpy_pointer *one,
               const gmpy_pointer *two,
               Py_buffer *buffer)
@@ -241,7 +233,7 @@ transfer_note(transfer *t,
     if (!t->pooled[0] && !t->pooled[1] && !t->buffer) {
         return 0;
     }
-    return gmpy_as_stream_use(t->st, stream, &t->by);
+    return gmpy_stream_use_of(t->st, &t->stream, &t->by);
 }
 
 /* Whether the pointer is into plain host memory that devices reach: a copy is not of
@@ -273,7 +265,7 @@ copy_from_device(
         Py_RETURN_NONE;
     }
     if (check_range(self, size) < 0 || check_range(src, size) < 0 ||
-        transfer_note(&t, stream, self, src, NULL) < 0) {
+        transfer_note(&t, self, src, NULL) < 0) {
         return NULL;
     }
     t.dst = self->ptr;
@@ -318,7 +310,7 @@ copy_host(PyObject *op,
     t.src = to_host ? self->ptr : host.address;
     t.size = size;
     t.kind = is_plain_host(t.st, self) ? GM_COPY_DEFAULT : kind;
-    if (transfer_note(&t, stream, self, NULL, &host.buffer) < 0) {
+    if (transfer_note(&t, self, NULL, &host.buffer) < 0) {
         gmpy_host_range_fini(&host);
         return NULL;
     }
@@ -340,8 +332,7 @@ fill(PyObject *op, int value, size_t size, bool async, PyObject *stream)
     if (size == 0) {
         Py_RETURN_NONE;
     }
-    if (check_range(self, size) < 0 ||
-        transfer_note(&t, stream, self, NULL, NULL) < 0) {
+    if (check_range(self, size) < 0 || transfer_note(&t, self, NULL, NULL) < 0) {
         return NULL;
     }
     t.dst = self->ptr;

@@ -220,7 +220,9 @@ gmpy_pool_malloc_slow(gmpy_state *st,
     gmpy_this_rescue = &rescue;
     gmpy_upstream_count(pool, 1); // the request under way
     Py_BEGIN_ALLOW_THREADS
-    means.recording = gmpy_recording_of(st->backend, &by);
+    if (!gmpy_stream_use_look(st->backend, &by, &means.recording)) {
+        means.by = NULL; // nothing is lent to a stream that is gone
+    }
     status = gm_pool_malloc_slow(pool, request, &means, out);
     Py_END_ALLOW_THREADS
     if (status == GM_OK && (*out)->state == GM_BLOCK_NOTED) {

@@ -98,15 +98,21 @@ typedef struct gmpy_stream_ref {
     gm_stream handle;
     int device; // what has to be current for the handle to mean it; -1: whichever is
     int of;     // whose stream it is; -1: not known, for a default one the current's
+    bool owned; // ours: there as long as its object is
+    bool known; // `key` says which one it is; not so of default streams
+    gm_stream_key key;
+    uint64_t life; // of its device; 0 where it has no end or is not known
 } gmpy_stream_ref;
 
-#define GMPY_STREAM_REF_NULL ((gmpy_stream_ref){GM_STREAM_NULL, -1, -1})
+#define GMPY_STREAM_REF_NULL                                                           \
+    ((gmpy_stream_ref){.handle = GM_STREAM_NULL, .device = -1, .of = -1})
 
 gmpy_stream_ref gmpy_stream_ref_of(const gmpy_stream *stream);
 
 /* Around every call that is given the handle: makes the stream's device current where
- * that matters; *back is what to leave to, also after a failure of the call. They need
- * no interpreter. Where entering fails nothing has changed, and nothing is left. */
+ * that matters, and confirms that the stream is there (gmpy_stream_confirm); *back is
+ * what to leave to, also after a failure of the call. They need no interpreter. Where
+ * entering fails nothing has changed, and nothing is left. */
 gm_status gmpy_stream_enter(const gm_backend *backend,
                             const gmpy_stream_ref *stream,
                             gm_device_mark *back);
@@ -115,10 +121,11 @@ void gmpy_stream_leave(const gm_backend *backend, const gm_device_mark *back);
 /* The device that the stream is of, -1 where only the driver knows: *out. 0 or -1. */
 int gmpy_stream_device(gmpy_state *st, const gmpy_stream_ref *stream, int *out);
 
-/* GM_ERR_STREAM_GONE where the handle of a stream that somebody else made means no
- * stream any more, or another one; for calls that are not made often. Needs no
- * interpreter; the stream's device is entered. */
-gm_status gmpy_stream_confirm(const gm_backend *backend, const gmpy_stream *stream);
+/* GM_ERR_STREAM_GONE where an object of ours stands for a stream that somebody else
+ * made, and the handle means no stream any more, or another one. One that is being
+ * recorded does not tell which it is and passes. Needs no interpreter. No call where
+ * the stream is ours or a default one, or was given as a bare handle. */
+gm_status gmpy_stream_confirm(const gm_backend *backend, const gmpy_stream_ref *stream);
 
 /* What a `stream` argument means: NULL or None is the current stream, otherwise a
  * stream of ours, an object with __cuda_stream__, or one whose `ptr` is a native
@@ -135,10 +142,10 @@ int gmpy_as_foreign(PyObject *arg, const char *what, uintptr_t *out);
 /* What __cuda_stream__ of an object says: 1 and *out, 0 where it has none, or -1. */
 int gmpy_ask_cuda_stream(PyObject *arg, gm_stream *out);
 
-/* The arena key of a stream for the calling thread, asked of the device. Other threads
- * may run. 0 or -1. */
+/* The arena key of a stream for the calling thread, asked of the device where it is not
+ * known. Other threads may run then. 0 or -1. */
 int
-gmpy_ask_stream_key(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_key *out);
+gmpy_stream_ref_key(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_key *out);
 
 /* A `device_id` argument: -1, also for NULL, stays -1; the rest has to exist. 0 or -1.
  */
@@ -151,9 +158,9 @@ int gmpy_stream_make_init(PyObject *module, gmpy_state *st);
 
 /* ---- stream_use.c ---- */
 
-/* What a pool has to know of a `stream` argument; NULL or None is the current one. 0 or
- * -1. */
-int gmpy_as_stream_use(gmpy_state *st, PyObject *arg, gm_stream_use *out);
+/* What a pool has to know of a stream. 0 or -1. */
+int
+gmpy_stream_use_of(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_use *out);
 
 /* True for memory that a pool handed out, the kind that others may get. */
 bool gmpy_is_pooled(gmpy_state *st, PyObject *mem);
@@ -162,9 +169,11 @@ bool gmpy_is_pooled(gmpy_state *st, PyObject *mem);
  * Needs no interpreter; may call the device. */
 gm_status gmpy_record_use(PyObject *mem, const gm_stream_use *by);
 
-/* The backend's number of the recording that the stream takes part in; 0 for none.
- * Needs no interpreter. */
-uint64_t gmpy_recording_of(const gm_backend *backend, const gm_stream_use *by);
+/* Whether the stream is there (gmpy_stream_confirm); *recording is the backend's number
+ * of the recording that it takes part in, 0 for none. Needs no interpreter. */
+bool gmpy_stream_use_look(const gm_backend *backend,
+                          const gm_stream_use *by,
+                          uint64_t *recording);
 
 /* Before a stream of ours is destroyed: tells all pools. Needs no interpreter. */
 void gmpy_stream_ends(const gm_backend *backend, const gmpy_stream *stream);

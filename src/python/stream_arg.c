@@ -17,8 +17,9 @@
  * library have to be of the right type, for memory and pointers have a `ptr` too.
  *
  * A stream that is known to be gone, or never was one, is refused before any device
- * call. Whether somebody else's is still there only the driver knows:
- * gmpy_stream_confirm asks, for calls that are rare enough.
+ * call. Whether somebody else's is still there only the driver knows: where an object
+ * of ours stands for it, gmpy_stream_enter asks which stream the handle means by now
+ * (93 ns) before anything is done on it.
  *
  * Threading: nothing is kept; any thread. Asking for a key lets other threads run.
  */
@@ -39,6 +40,10 @@ gmpy_stream_ref_of(const gmpy_stream *stream)
         .handle = stream->handle,
         .device = is_default ? stream->device_id : -1,
         .of = stream->device_id,
+        .owned = stream->owned,
+        .known = !is_default,
+        .key = is_default ? GM_STREAM_KEY_DEFAULT : stream->key,
+        .life = stream->life,
     };
 }
 
@@ -63,12 +68,20 @@ gmpy_stream_enter(const gm_backend *backend,
 
     *back = (gm_device_mark){0};
     if (stream->device < 0) {
-        return GM_OK;
+        return gmpy_stream_confirm(backend, stream);
     }
     status = gm_backend_device_get(backend, &current);
-    return status == GM_OK && current != stream->device
-               ? gm_backend_device_push(backend, stream->device, back)
-               : status;
+    if (status == GM_OK && current != stream->device) {
+        status = gm_backend_device_push(backend, stream->device, back);
+    }
+    if (status == GM_OK) {
+        status = gmpy_stream_confirm(backend, stream);
+        if (status != GM_OK) {
+            gmpy_stream_leave(backend, back);
+            *back = (gm_device_mark){0};
+        }
+    }
+    return status;
 }
 
 void
@@ -80,13 +93,17 @@ gmpy_stream_leave(const gm_backend *backend, const gm_device_mark *back)
 /* ---- keys ---- */
 
 int
-gmpy_ask_stream_key(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_key *out)
+gmpy_stream_ref_key(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_key *out)
 {
     const gm_backend *backend;
     uint64_t id = 0;
     gm_status status;
     gm_device_mark back;
 
+    if (stream->known) {
+        *out = stream->key;
+        return 0;
+    }
     if (stream->handle <= GM_STREAM_LEGACY) {
         *out = GM_STREAM_KEY_DEFAULT;
         return 0;
@@ -111,12 +128,12 @@ gmpy_ask_stream_key(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_key
 }
 
 gm_status
-gmpy_stream_confirm(const gm_backend *backend, const gmpy_stream *stream)
+gmpy_stream_confirm(const gm_backend *backend, const gmpy_stream_ref *stream)
 {
     uint64_t id = 0;
     gm_status status;
 
-    if (stream->owned || stream->handle <= GM_STREAM_PER_THREAD) {
+    if (stream->owned || !stream->known) {
         return GM_OK;
     }
     status = gm_backend_stream_id(backend, stream->handle, &id);
@@ -138,14 +155,7 @@ gmpy_stream_key(gmpy_state *st, PyObject *stream, gm_stream_key *out)
     const gmpy_stream *self = (const gmpy_stream *)stream;
     const gmpy_stream_ref ref = gmpy_stream_ref_of(self);
 
-    if (gmpy_stream_check(st, self) < 0) {
-        return -1;
-    }
-    if (ref.handle == GM_STREAM_PER_THREAD) {
-        return gmpy_ask_stream_key(st, &ref, out);
-    }
-    *out = self->key;
-    return 0;
+    return gmpy_stream_check(st, self) < 0 ? -1 : gmpy_stream_ref_key(st, &ref, out);
 }
 
 /* ---- arguments ---- */
@@ -274,15 +284,9 @@ gmpy_as_stream(gmpy_state *st, PyObject *arg, gmpy_stream_ref *out)
 int
 gmpy_as_stream_key(gmpy_state *st, PyObject *arg, gm_stream_key *out)
 {
-    gmpy_stream_ref ref = GMPY_STREAM_REF_NULL;
+    gmpy_stream_ref ref;
 
-    if (gmpy_is_stream(st, arg)) {
-        return gmpy_stream_key(st, arg, out);
-    }
-    if (as_foreign_stream(arg, &ref.handle) < 0) {
-        return -1;
-    }
-    return gmpy_ask_stream_key(st, &ref, out);
+    return gmpy_as_stream(st, arg, &ref) < 0 ? -1 : gmpy_stream_ref_key(st, &ref, out);
 }
 
 int

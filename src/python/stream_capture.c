@@ -115,7 +115,8 @@ begin_now(const gm_backend *backend,
           const gm_stream_use *use,
           gm_capture_mode mode)
 {
-    gm_status status = gmpy_stream_confirm(backend, self);
+    const gmpy_stream_ref ref = gmpy_stream_ref_of(self);
+    gm_status status = gmpy_stream_confirm(backend, &ref);
 
     if (status == GM_OK && self->capture && is_open(backend, self)) {
         return GM_ERR_CAPTURING;
@@ -166,6 +167,7 @@ gmpy_stream_begin_capture(PyObject *op,
     const gm_backend *backend = gmpy_backend(st);
     PyObject *given[1];
     gm_capture_mode mode;
+    gmpy_stream_ref ref;
     gm_stream_use use;
     gm_status status;
 
@@ -178,7 +180,8 @@ gmpy_stream_begin_capture(PyObject *op,
                         "a default stream cannot be recorded; make a Stream");
         return NULL;
     }
-    if (gmpy_as_stream_use(st, op, &use) < 0 || !claim(stream_of(op))) {
+    ref = gmpy_stream_ref_of(stream_of(op));
+    if (gmpy_stream_use_of(st, &ref, &use) < 0 || !claim(stream_of(op))) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -199,8 +202,9 @@ end_now(gmpy_state *st, gmpy_stream *self, PyObject *made, bool *open)
 {
     const gm_backend *backend = st->backend;
     gm_capture *capture = self->capture;
+    const gmpy_stream_ref ref = gmpy_stream_ref_of(self);
     gm_graph graph = 0;
-    gm_status status = gmpy_stream_confirm(backend, self);
+    gm_status status = gmpy_stream_confirm(backend, &ref);
 
     *open = false;
     if (status == GM_OK) {
@@ -327,10 +331,7 @@ gmpy_stream_is_capturing(PyObject *op, PyObject *Py_UNUSED(ignored))
     Py_BEGIN_ALLOW_THREADS
     status = gmpy_stream_enter(backend, &ref, &back);
     if (status == GM_OK) {
-        status = gmpy_stream_confirm(backend, stream_of(op));
-        if (status == GM_OK) {
-            status = gm_backend_stream_capture(backend, ref.handle, &state, &id);
-        }
+        status = gm_backend_stream_capture(backend, ref.handle, &state, &id);
         gmpy_stream_leave(backend, &back);
     }
     Py_END_ALLOW_THREADS

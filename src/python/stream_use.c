@@ -17,51 +17,18 @@
 
 #include "core/gm_pending.h"
 
-/* Fills in what is known of a stream object of ours. 0 or -1. */
-static int
-use_of_stream(gmpy_state *st, PyObject *stream, gm_stream_use *out)
-{
-    const gmpy_stream *self = (const gmpy_stream *)stream;
-
-    out->stream = self->handle;
-    out->device = self->device_id >= 0 ? self->device_id : gmpy_current_device(st);
-    out->life = self->life;
-    out->announced = self->owned || self->handle <= GM_STREAM_LEGACY;
-    return out->device < 0 ? -1 : gmpy_stream_key(st, stream, &out->key);
-}
-
+/* Where nothing says which device another library's stream is of, the device refuses a
+ * mark on one that is not the current device's. */
 int
-gmpy_as_stream_use(gmpy_state *st, PyObject *arg, gm_stream_use *out)
+gmpy_stream_use_of(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_use *out)
 {
-    gmpy_stream_ref ref;
-    PyObject *current;
-    int device;
-    int result;
-
-    *out = (gm_stream_use){0};
-    if (arg && arg != Py_None && gmpy_is_stream(st, arg)) {
-        return use_of_stream(st, arg, out);
-    }
-    device = gmpy_current_device(st);
-    if (device < 0) {
-        return -1;
-    }
-    if (!arg || arg == Py_None) {
-        current = gmpy_current_stream(st, device);
-        result = use_of_stream(st, current, out);
-        Py_DECREF(current);
-        return result;
-    }
-    /* Another library's: where nothing says which device it is of, the device refuses a
-     * mark on a stream of another one. */
-    if (gmpy_as_stream(st, arg, &ref) < 0 ||
-        gmpy_ask_stream_key(st, &ref, &out->key) < 0) {
-        return -1;
-    }
-    out->stream = ref.handle;
-    out->device = ref.of >= 0 ? ref.of : device;
-    out->announced = ref.handle <= GM_STREAM_LEGACY;
-    return 0;
+    *out = (gm_stream_use){
+        .stream = stream->handle,
+        .device = stream->of >= 0 ? stream->of : gmpy_current_device(st),
+        .life = stream->life,
+        .announced = stream->owned || stream->handle <= GM_STREAM_LEGACY,
+    };
+    return out->device < 0 ? -1 : gmpy_stream_ref_key(st, stream, &out->key);
 }
 
 bool
@@ -84,23 +51,38 @@ gmpy_record_use(PyObject *mem, const gm_stream_use *by)
     return status == GM_ERR_NOT_OWNED ? GM_OK : status; // given back meanwhile
 }
 
-uint64_t
-gmpy_recording_of(const gm_backend *backend, const gm_stream_use *by)
+bool
+gmpy_stream_use_look(const gm_backend *backend,
+                     const gm_stream_use *by,
+                     uint64_t *recording)
 {
     gm_capture_state state = GM_CAPTURE_NONE;
+    const gmpy_stream_ref ref = {
+        .handle = by->stream,
+        .device = -1,
+        .of = by->device,
+        .owned = by->announced,
+        .known = by->stream > GM_STREAM_PER_THREAD,
+        .key = by->key,
+    };
     uint64_t id = 0;
     gm_status status;
     gm_device_mark back;
 
-    if (by->stream <= GM_STREAM_LEGACY) { // never recorded
-        return 0;
+    *recording = 0;
+    if (by->stream <= GM_STREAM_LEGACY) { // never recorded, and always there
+        return true;
+    }
+    if (gmpy_stream_confirm(backend, &ref) != GM_OK) {
+        return false;
     }
     status = gm_stream_use_enter(backend, by, &back);
     if (status == GM_OK) {
         status = gm_backend_stream_capture(backend, by->stream, &state, &id);
         gm_stream_use_leave(backend, &back);
     }
-    return status == GM_OK && state != GM_CAPTURE_NONE ? id : 0;
+    *recording = status == GM_OK && state != GM_CAPTURE_NONE ? id : 0;
+    return true;
 }
 
 /* ---- record_stream ---- */
@@ -129,6 +111,7 @@ const char gmpy_record_stream_doc[] = PyDoc_STR(
     "\n"
     "Raises:\n"
     "    TypeError: stream is not a stream.\n"
+    "    RuntimeError: the stream is gone.\n"
     "    ValueError: the memory was given back.\n"
     "    CUDARuntimeError: the device refused, as for a stream of another library\n"
     "        that is not of the current device.\n"
@@ -143,23 +126,26 @@ gmpy_record_stream(PyObject *op,
 {
     static const gmpy_signature signature = {"record_stream", 1, 1, 1, {"stream"}};
     const gmpy_pointer *self = (const gmpy_pointer *)op;
+    bool pooled = gmpy_is_pooled(self->st, self->mem);
     PyObject *given[1];
+    gmpy_stream_ref stream;
     gm_stream_use by;
     gm_status status;
 
     if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
-        !gmpy_backend(self->st) || gmpy_as_stream_use(self->st, given[0], &by) < 0) {
+        !gmpy_backend(self->st) || gmpy_as_stream(self->st, given[0], &stream) < 0 ||
+        gmpy_stream_use_of(self->st, &stream, &by) < 0) {
         return NULL;
     }
-    if (!gmpy_is_pooled(self->st, self->mem)) {
-        Py_RETURN_NONE;
-    }
-    if (!((const gmpy_base_memory *)self->mem)->ptr) {
+    if (pooled && !((const gmpy_base_memory *)self->mem)->ptr) {
         PyErr_SetString(PyExc_ValueError, "the memory was given back");
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    status = gmpy_record_use(self->mem, &by);
+    status = gmpy_stream_confirm(self->st->backend, &stream);
+    if (status == GM_OK && pooled) {
+        status = gmpy_record_use(self->mem, &by);
+    }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         return gmpy_raise(self->st, status, "recording that a stream uses memory");
