@@ -213,8 +213,7 @@ TEST(lost_streams_are_neither_those_of_other_devices_nor_default_ones)
         streams[i + 1] = (test_stream){.handle = defaults[i],
                                        .use = {.stream = defaults[i],
                                                .key = gm_stream_key_of(defaults[i], id),
-                                               .life = 1,
-                                               .announced = true}};
+                                               .life = 1}};
     }
     for (size_t i = 0; i < 3; i++) {
         held[i] = take_bytes(pool, UNITS(1));
@@ -233,6 +232,7 @@ TEST(lost_streams_are_neither_those_of_other_devices_nor_default_ones)
     CHECK_EQ(sound_stats(pool).pending_blocks, 0);
     drop_stream(&streams[0]);
     gm_pool_close(pool);
+    CHECK_EQ(events(), 2); // the first marks of the default streams, of the old life
     end_scratch();
     close_backend(-1);
 }
@@ -315,6 +315,7 @@ TEST(lost_streams_of_one_device_leave_what_was_dropped_to_the_others)
     CHECK_EQ(gm_capture_begin(&recorded.use, GM_CAPTURE_MODE_RELAXED, &capture), GM_OK);
     let_go(one);
     let_go(both);
+    keep_busy(&gone);
     keep_busy(&there);
     lives[0] = 2;
     gm_pools_device_lost(&table, 0);
