@@ -88,7 +88,10 @@ check_note(const gm_pool *pool, const gm_note *note)
         return "a note on the list has uses in lanes";
     }
     for (const gm_use *use = note->uses; use && !fault; use = use->next) {
-        fault = use->note == note ? check_use(pool, use) : "a use is of another note";
+        if (use->note != note || gm_note_find_use(note, &use->by) != use) {
+            return "a use is of another note, or a second one of its stream";
+        }
+        fault = check_use(pool, use);
     }
     return fault;
 }

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Where the event is recorded by which a stream's use of memory is waited for: on the
+ * stream's own device, in no graph, once a stream, and what happens where it fails.
+ */
+#include "streams.h"
+
+#include <string.h>
+
+static size_t
+count_calls(const gm_backend *sim, const char *name)
+{
+    size_t count = 0;
+    gm_sim_call call;
+
+    for (size_t i = 0; gm_sim_log_get(sim, i, &call); i++) {
+        count += strcmp(call.name, name) == 0;
+    }
+    return count;
+}
+
+static int
+current_device(const gm_backend *b)
+{
+    int device = -1;
+
+    CHECK_EQ(gm_backend_device_get(b, &device), GM_OK);
+    return device;
+}
+
+/* Somebody else records the stream, and nobody has told the core of it. */
+TEST(mark_is_never_recorded_into_a_graph)
+{
+    for (int announced = 0; announced < 2; announced++) {
+        site s = open_site(64 * MIB);
+        gm_stream_use other = new_stream(s.sim, 0, announced);
+        holding h = take_bytes(s.pool, MIB);
+        gm_graph graph = 0;
+
+        CHECK_EQ(gm_backend_capture_begin(s.sim, other.stream, GM_CAPTURE_MODE_RELAXED),
+                 GM_OK);
+        gm_sim_log_start(s.sim);
+        record(h, other);
+        let_go(h);
+        CHECK_EQ(count_calls(s.sim, "event_record"), 0);
+        CHECK_EQ(stats_of(s.pool).pending_bytes, MIB);
+        gm_sim_log_stop(s.sim);
+        CHECK_EQ(gm_backend_capture_end(s.sim, other.stream, &graph), GM_OK);
+        CHECK_EQ(gm_backend_graph_destroy(s.sim, graph), GM_OK);
+        let_go(take_bytes(s.pool, KIB)); // a miss: marks what was dropped
+        check_pool(s.pool);
+        finish_stream(s.sim, other);
+        CHECK_EQ(stats_of(s.pool).pending_bytes, 0);
+        end_stream(s.sim, other);
+        close_site(s);
+    }
+}
+
+/* A handle that means a stream of whichever device is current, or of the thread. */
+TEST(mark_of_a_default_stream_is_of_its_device)
+{
+    static const gm_stream defaults[] = {GM_STREAM_LEGACY, GM_STREAM_PER_THREAD};
+
+    for (int i = 0; i < 2; i++) {
+        for (int announced = 0; announced < 2; announced++) {
+            site s = open_site(64 * MIB);
+            holding h = take_for(s.pool, MIB, 7);
+            gm_stream_use far;
+            uintptr_t there = 0;
+
+            CHECK_EQ(gm_backend_device_set(s.sim, 1), GM_OK);
+            far = use_of(s.sim, defaults[i], 1, announced);
+            CHECK_EQ(gm_backend_mem_alloc(s.sim, 1, GM_MEM_DEVICE, 512, &there), GM_OK);
+            CHECK_EQ(gm_backend_set_async(s.sim, there, 1, 512, far.stream), GM_OK);
+            CHECK_EQ(gm_backend_device_set(s.sim, 0), GM_OK);
+            record(h, far);
+            let_go(h);
+            check_pool(s.pool);
+            CHECK_EQ(current_device(s.sim), 0);
+            CHECK_EQ(gm_backend_device_synchronize(s.sim, 0), GM_OK);
+            CHECK_EQ(stats_of(s.pool).pending_blocks, 1); // it is not this one's work
+            CHECK_EQ(gm_backend_device_synchronize(s.sim, 1), GM_OK);
+            CHECK_EQ(stats_of(s.pool).pending_blocks, 0);
+            CHECK_EQ(gm_backend_mem_free(s.sim, 1, GM_MEM_DEVICE, there), GM_OK);
+            close_site(s);
+        }
+    }
+}
+
+TEST(mark_leaves_the_current_device_as_it_is)
+{
+    site s = open_site(64 * MIB);
+    gm_stream_use other = new_stream(s.sim, 0, false);
+    holding h = take_bytes(s.pool, MIB);
+
+    CHECK_EQ(gm_backend_device_set(s.sim, 1), GM_OK);
+    record(h, other);
+    CHECK_EQ(current_device(s.sim), 1);
+    let_go(h);
+    CHECK_EQ(current_device(s.sim), 1);
+    CHECK_EQ(gm_backend_device_set(s.sim, 0), GM_OK);
+    finish_stream(s.sim, other);
+    end_stream(s.sim, other);
+    close_site(s);
+}
+
+/* A foreign stream that is recorded again gets a new mark in place of the old one. */
+TEST(mark_is_one_a_stream)
+{
+    site s = open_site(64 * MIB);
+    gm_stream_use foreign = new_stream(s.sim, 0, false);
+    holding h = take_bytes(s.pool, MIB);
+
+    for (int i = 0; i < 5; i++) {
+        record(h, foreign);
+        check_pool(s.pool);
+    }
+    CHECK_EQ(read_ledger(s.sim).events, 2); // the spare one and that in use, in turn
+    let_go(h);
+    CHECK_EQ(stats_of(s.pool).pending_blocks, 1);
+    finish_stream(s.sim, foreign);
+    CHECK_EQ(stats_of(s.pool).pending_blocks, 0);
+    end_stream(s.sim, foreign);
+    close_site(s);
+}
+
+TEST(mark_that_cannot_be_had_is_told_and_changes_nothing)
+{
+    static const char *const calls[] = {"event_create", "device_get", "device_push",
+                                        "event_record", "stream_capture"};
+    gm_backend *fault = NULL;
+    site s = open_site(64 * MIB);
+    gm_pool *pool = NULL;
+    gm_stream_use other = new_stream(s.sim, 1, false);
+
+    CHECK_EQ(gm_backend_fault_open(s.sim, &fault), GM_OK);
+    CHECK_EQ(gm_pool_new(0, gm_upstream_of_backend(fault), &pool), GM_OK);
+    CHECK_EQ(gm_backend_device_set(s.sim, 1), GM_OK);
+    gm_stream_use far = use_of(s.sim, GM_STREAM_LEGACY, 1, false);
+    CHECK_EQ(gm_backend_device_set(s.sim, 0), GM_OK);
+    for (size_t i = 0; i < 5; i++) {
+        holding h = take_for(pool, MIB, 7);
+        const gm_stream_use *by = i < 3 ? &far : &other;
+
+        CHECK_EQ(gm_fault_plan(fault, calls[i], 1, 1, GM_DEVICE_ERROR(999)), GM_OK);
+        CHECK_EQ(gm_pool_record_use(h.pool, h.block, h.generation, by),
+                 GM_DEVICE_ERROR(999));
+        gm_fault_clear(fault);
+        check_pool(pool);
+        let_go(h);
+        CHECK_EQ(stats_of(pool).free_bytes, MIB);
+    }
+    gm_pool_close(pool);
+    gm_backend_close(fault);
+    end_stream(s.sim, other);
+    close_site(s);
+}
