@@ -258,8 +258,7 @@ gm_part_launched(gm_pool *pool, const gm_capture *capture, const gm_stream_use *
         return status;
     }
     gm_pool_lock(pool);
-    part = next_of_locked(pool, capture, NULL);
-    while (part && status == GM_OK) {
+    while (part && status == GM_OK) { // it stayed: the capture is released later
         gm_use *use = gm_use_new(by);
 
         if (use) {

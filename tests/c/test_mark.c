@@ -5,6 +5,10 @@
  */
 #include "streams.h"
 
+#include "ledger.h"
+
+#include "core/gm_capture.h"
+
 #include <string.h>
 
 static size_t
@@ -154,4 +158,91 @@ TEST(mark_that_cannot_be_had_is_told_and_changes_nothing)
     gm_backend_close(fault);
     end_stream(s.sim, other);
     close_site(s);
+}
+
+/* Dropped while a graph was recorded, all get their marks at once: one serves all. */
+TEST(mark_serves_all_that_waits_for_the_same_moment)
+{
+    site s = open_site(64 * MIB);
+    gm_stream_use recorded = new_stream(s.sim, 0, true);
+    gm_stream_use other = new_stream(s.sim, 0, true);
+    gm_capture *capture = NULL;
+    holding held[10];
+
+    for (int i = 0; i < 10; i++) {
+        held[i] = take_bytes(s.pool, KIB);
+        record(held[i], other);
+    }
+    CHECK_EQ(gm_capture_begin(&recorded, GM_CAPTURE_MODE_RELAXED, &capture), GM_OK);
+    for (int i = 0; i < 10; i++) {
+        let_go(held[i]);
+    }
+    gm_sim_log_start(s.sim);
+    gm_capture_release(capture);
+    CHECK_EQ(count_calls(s.sim, "event_record"), 1);
+    gm_sim_log_stop(s.sim);
+    check_pool(s.pool);
+    finish_stream(s.sim, other);
+    CHECK_EQ(stats_of(s.pool).pending_blocks, 0);
+    end_stream(s.sim, other);
+    end_stream(s.sim, recorded);
+    close_site(s);
+}
+
+/* Of two streams one could not be marked; when that is tried again the other, which
+ * nobody announced the end of, is gone: its last mark stands. */
+TEST(mark_stands_where_the_stream_is_gone_at_the_next_try)
+{
+    gm_backend *fault = NULL;
+    site s = open_site(64 * MIB);
+    gm_pool *pool = NULL;
+    gm_stream_use foreign = new_stream(s.sim, 0, false), heir;
+    gm_stream_use other = new_stream(s.sim, 0, true);
+    holding h;
+
+    CHECK_EQ(gm_backend_fault_open(s.sim, &fault), GM_OK);
+    CHECK_EQ(gm_pool_new(0, gm_upstream_of_backend(fault), &pool), GM_OK);
+    h = take_bytes(pool, MIB);
+    record(h, foreign);
+    record(h, other); // marked first
+    queue_write(s.sim, h, foreign);
+    CHECK_EQ(gm_fault_plan(fault, "event_record", 1, 1, GM_DEVICE_ERROR(999)), GM_OK);
+    let_go(h);
+    check_pool(pool);
+    end_stream(s.sim, foreign);
+    heir = new_stream(s.sim, 0, true);
+    CHECK_EQ(heir.stream, foreign.stream);
+    CHECK_EQ(gm_pool_release_idle(pool), 0); // tries again
+    check_pool(pool);
+    CHECK_EQ(gm_backend_device_synchronize(s.sim, 0), GM_OK);
+    CHECK_EQ(stats_of(pool).pending_blocks, 0);
+    check_pool(pool);
+    end_stream(s.sim, heir);
+    end_stream(s.sim, other);
+    gm_pool_close(pool);
+    gm_backend_close(fault);
+    close_site(s);
+}
+
+/* An upstream that knows no streams: what needs no mark is answered all the same. */
+TEST(mark_is_for_memory_that_streams_are_known_of)
+{
+    ledger books;
+    const gm_stream_use own = {.key = GM_STREAM_KEY_DEFAULT, .announced = true};
+    const gm_stream_use other = {.stream = 64, .key = 9, .announced = true};
+    gm_pool *pool;
+    holding h;
+
+    ledger_init(&books);
+    pool = ledger_pool(&books, 0);
+    h = take_bytes(pool, KIB);
+    CHECK_EQ(gm_pool_record_use(pool, h.block, h.generation, &own), GM_OK);
+    CHECK_EQ(gm_pool_record_use(pool, h.block, h.generation, &other),
+             GM_ERR_UNSUPPORTED);
+    CHECK_EQ(gm_pool_record_use(pool, h.block, h.generation + 1, &other),
+             GM_ERR_NOT_OWNED);
+    let_go(h);
+    CHECK_EQ(gm_pool_record_use(pool, h.block, h.generation, &other), GM_ERR_NOT_OWNED);
+    gm_pool_close(pool);
+    ledger_fini(&books);
 }
