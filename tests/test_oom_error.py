@@ -256,8 +256,8 @@ print(error)
 """
     first, text = on_a_small_device(script, code)
     assert first == "other process 40"
-    assert f"other processes and libraries hold {40 * MIB:,} bytes." in text
-    assert text.endswith("See by nvidia-smi which process it is.")
+    assert f"outside of this process's pools holds {40 * MIB:,} bytes." in text
+    assert text.endswith("or else memory of this one that is in no pool.")
 
 
 def test_too_large(script):
@@ -541,3 +541,16 @@ def test_it_comes_through_a_process_pool(monkeypatch):
 def test_a_state_that_makes_no_sense_is_refused(state, error):
     with pytest.raises(error):
         OutOfMemoryError(1, 2).__setstate__(state)
+
+
+def test_pieces_that_fill_the_limit_are_named(pool):
+    """What is used and the request fit the limit; the rest of a split segment is in the
+    way, which a higher limit would only hide."""
+    pool.set_limit(size=20 * MIB)
+    pool.malloc(16 * MIB)
+    kept = pool.malloc(3 * MIB)  # a part of it
+    error = failure(pool, 14 * MIB)
+    assert (error.cause, error.used_bytes) == ("limit", kept.mem.size)
+    assert error.cached_bytes == 13 * MIB
+    assert "split segments fill the limit" in str(error)
+    assert str(failure(pool, 18 * MIB)).endswith("or let go of pointers.")

@@ -65,7 +65,8 @@ group(size_t number)
 static void
 say_what(gmpy_shortage_text *t, const gm_shortage *s)
 {
-    say(t, "Out of memory: %s bytes could not be allocated", group(s->size).text);
+    say(t, "Out of memory: %s byte%s could not be allocated", group(s->size).text,
+        s->size == 1 ? "" : "s");
     if (s->total_bytes != GM_UNKNOWN) {
         say(t, " (%s bytes allocated so far", group(s->total_bytes).text);
         if (s->limit != 0 && s->limit != GM_UNKNOWN) {
@@ -107,7 +108,7 @@ say_cause(gmpy_shortage_text *t, const gm_shortage *s)
             group(s->sibling_bytes).text);
         break;
     case GM_CAUSE_OTHER_PROCESS:
-        say(t, ": other processes and libraries hold %s bytes",
+        say(t, ": what is outside of this process's pools holds %s bytes",
             group(s->outside_bytes - s->sibling_bytes).text);
         break;
     case GM_CAUSE_TOO_LARGE:
@@ -155,7 +156,8 @@ say_numbers(gmpy_shortage_text *t, const gm_shortage *s)
     }
 }
 
-/* The device may have no room for a higher limit, and pointers that die none for a
+/* What is used and the request may fit the limit, and only the pieces in between not.
+ * The device may have no room for a higher limit, and pointers that die none for a
  * request that is above the limit by itself. */
 static const char *
 hint_for_limit(const gm_shortage *s)
@@ -163,6 +165,10 @@ hint_for_limit(const gm_shortage *s)
     bool full = s->device_free != GM_UNKNOWN && s->device_free < s->rounded_size;
     bool alone = s->rounded_size > s->limit;
 
+    if (s->used_bytes <= s->limit && s->rounded_size <= s->limit - s->used_bytes) {
+        return "Allocate what lives long first, or from a pool of its own: pieces of "
+               "split segments fill the limit";
+    }
     if (full) {
         return alone ? "Ask for less at a time: the device has no room for a higher "
                        "limit"
@@ -188,14 +194,17 @@ hint_for(const gm_shortage *s, bool has_callback)
     case GM_CAUSE_OTHER_POOL:
         return "Let go of pointers into the other pools, or use one pool for all";
     case GM_CAUSE_OTHER_PROCESS:
-        return "See by nvidia-smi which process it is";
+        return "See by nvidia-smi whether it is another process, or else memory of "
+               "this "
+               "one that is in no pool";
     case GM_CAUSE_TOO_LARGE:
         return s->rounded_size == GM_UNKNOWN
                    ? "See how the size came about: it is mostly a difference that went "
                      "below 0"
                    : "Ask for less at a time";
     case GM_CAUSE_CAPTURE:
-        return "Have the pool cache enough for the graph before recording it";
+        return "Run the same work once before recording it, so that the pool caches "
+               "enough";
     case GM_CAUSE_ALLOCATOR:
         return "Let go of memory that came from there";
     case GM_CAUSE_UNKNOWN:

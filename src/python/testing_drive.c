@@ -109,8 +109,9 @@ testing_set_delay(PyObject *module, PyObject *args)
     }
     status = gm_sim_set_delay(sim, name, (uint64_t)(seconds * 1e9), &before);
     if (status == GM_ERR_INVALID_VALUE) {
-        return PyErr_Format(PyExc_ValueError, "no call named '%s' reaches a device",
-                            name);
+        return PyErr_Format(
+            PyExc_ValueError,
+            "no call named '%s' reaches a device; call_log() shows the names", name);
     }
     if (status != GM_OK) {
         return gmpy_raise(st, status, "making calls slow");

@@ -185,8 +185,10 @@ testing_fail(PyObject *module, PyObject *args)
         return gmpy_raise(st, status, "injecting failures");
     }
     if (status != GM_OK) {
-        return PyErr_Format(PyExc_ValueError, "the device has no call named '%s'",
-                            name ? name : "");
+        return PyErr_Format(
+            PyExc_ValueError,
+            "the device has no call named '%s'; call_log() shows the names",
+            name ? name : "");
     }
     Py_RETURN_NONE;
 }
