@@ -399,6 +399,68 @@ def test_a_recording_of_somebody_elses_stream_ends_with_the_object_that_began_it
     stream.end_capture()
 
 
+@pytest.mark.sim_only
+@pytest.mark.parametrize("own_begins", [True, False])
+def test_a_recording_may_be_ended_through_another_object_of_its_stream(own_begins):
+    """Which then gives the graph its memory, and ends what the recording held up."""
+    stream = Stream(non_blocking=True)
+    external = ExternalStream(stream.ptr)
+    begins, ends = (stream, external) if own_begins else (external, stream)
+    pool, held = gpumem.MemoryPool(), gpumem.malloc(UNIT)
+    with stream:
+        pool.malloc(UNIT)
+        stream.synchronize()
+        before = testing.ledger().bytes
+        begins.begin_capture()
+        memory = pool.malloc(UNIT)
+        memory.memset_async(7, UNIT)
+        address = memory.ptr
+        del memory, held
+        assert testing.ledger().bytes == before
+        graph = ends.end_capture()
+        assert testing.ledger().bytes == before - UNIT
+        assert pool.stats()["captured_bytes"] == UNIT
+        other = pool.malloc(UNIT)  # a miss, which is served again
+        assert other.ptr != address
+        if not own_begins:
+            del begins, external
+            assert pool.malloc(UNIT).ptr != address
+        other.memset(1, UNIT)
+        graph.launch(stream)
+        stream.synchronize()
+        assert content(other) == b"\1" * UNIT
+        del graph
+        stream.synchronize()
+        assert pool.stats()["captured_bytes"] == 0
+
+
+@pytest.mark.sim_only
+@pytest.mark.misuse
+def test_a_stream_of_ours_ends_the_recording_that_another_object_began(unraisable):
+    before = testing.ledger()
+    stream = Stream(non_blocking=True)
+    external = ExternalStream(stream.ptr)
+    external.begin_capture(streamCaptureModeGlobal)
+    del stream
+    assert unraisable == []
+    assert testing.ledger() == before
+    gpumem.MemoryPool().malloc(UNIT)  # nobody records any more
+    with pytest.raises(RuntimeError, match="stream was destroyed"):
+        external.end_capture()
+
+
+@pytest.mark.sim_only
+def test_a_later_recording_outlives_the_object_that_began_an_earlier_one():
+    stream = Stream(non_blocking=True)
+    external = ExternalStream(stream.ptr)
+    external.begin_capture()
+    stream.end_capture()
+    stream.begin_capture()
+    del external
+    assert stream.is_capturing()
+    stream.end_capture()
+
+
 def test_a_graph_may_die_in_another_thread(stream, unraisable):
     target = filled(0)
     graphs = [recorded(stream, lambda: target.memset_async(1, UNIT, stream))]

@@ -31,6 +31,7 @@ struct gm_capture {
     gm_capture_mode mode;
     pthread_t thread;     // that began it
     bool listed;          // from its beginning to its end
+    atomic_bool owned;    // somebody begins or ends the recording, or has ended it
     _Atomic(uint64_t) id; // the backend's number, 0 before it has one
     atomic_bool released;
     atomic_size_t refs;
@@ -61,6 +62,12 @@ gm_capture_is_released(const gm_capture *capture)
 
 /* ---- life ---- */
 
+static bool
+is_of_stream(gm_capture_link *link, void *context)
+{
+    return gm_stream_use_is_same(&of_link(link)->stream, context);
+}
+
 gm_status
 gm_capture_begin(const gm_stream_use *stream, gm_capture_mode mode, gm_capture **out)
 {
@@ -73,12 +80,62 @@ gm_capture_begin(const gm_stream_use *stream, gm_capture_mode mode, gm_capture *
     capture->mode = mode;
     capture->thread = pthread_self();
     capture->listed = true;
+    atomic_init(&capture->owned, true);
     atomic_init(&capture->id, 0);
     atomic_init(&capture->released, false);
     atomic_init(&capture->refs, 1);
-    gm_process_capture_begin(&capture->link);
+    if (!gm_process_capture_begin(&capture->link, is_of_stream, &capture->stream)) {
+        gm_host_free(capture);
+        return GM_BUSY;
+    }
     *out = capture;
     return GM_OK;
+}
+
+typedef struct taking {
+    const gm_stream_use *stream;
+    bool busy;
+} taking;
+
+static bool
+take(gm_capture_link *link, void *context)
+{
+    gm_capture *capture = of_link(link);
+    taking *t = context;
+
+    if (!gm_stream_use_is_same(&capture->stream, t->stream)) {
+        return false;
+    }
+    t->busy = atomic_exchange(&capture->owned, true);
+    return true;
+}
+
+gm_status
+gm_capture_take(const gm_stream_use *stream, gm_capture **out)
+{
+    taking t = {stream, false};
+    gm_capture_link *link = NULL;
+
+    if (gm_process_is_capturing()) {
+        link = gm_process_capture_find(take, &t);
+    }
+    if (t.busy) {
+        return GM_BUSY;
+    }
+    *out = link ? of_link(link) : NULL;
+    return GM_OK;
+}
+
+void
+gm_capture_leave(gm_capture *capture)
+{
+    atomic_store(&capture->owned, false);
+}
+
+uint64_t
+gm_capture_number(const gm_capture *capture)
+{
+    return atomic_load(&capture->id);
 }
 
 void

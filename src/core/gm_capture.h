@@ -27,7 +27,8 @@
 typedef struct gm_capture gm_capture;
 
 /* Call before the backend begins to record `stream`, so that nobody disturbs it from
- * its first moment on. The caller owns *out. GM_ERR_HOST_MEMORY. */
+ * its first moment on. The caller owns *out. GM_ERR_HOST_MEMORY; GM_BUSY: a recording
+ * of the stream has a capture already. */
 GM_MUST_CHECK gm_status gm_capture_begin(const gm_stream_use *stream,
                                          gm_capture_mode mode,
                                          gm_capture **out);
@@ -35,6 +36,17 @@ GM_MUST_CHECK gm_status gm_capture_begin(const gm_stream_use *stream,
 /* The backend's number of the recording, once it has begun: by that the other streams
  * that take part are known. */
 void gm_capture_identify(gm_capture *capture, uint64_t id);
+
+/* A recording may be ended by others than who began it. So while it is under way its
+ * capture has no owner but the list of recordings, where it is left once the backend
+ * records and whoever ends the recording takes it first: GM_OK and the owner's *out,
+ * NULL where none of that stream is known. GM_BUSY: somebody has taken it just now, to
+ * begin or to end the recording. */
+void gm_capture_leave(gm_capture *capture);
+GM_MUST_CHECK gm_status gm_capture_take(const gm_stream_use *stream, gm_capture **out);
+
+/* The number that gm_capture_identify gave. */
+uint64_t gm_capture_number(const gm_capture *capture);
 
 /* Call after the backend has ended the recording, or has failed to begin it. Catches up
  * with what had to wait, which may call the device. Its memory stays. */

@@ -175,18 +175,37 @@ gm_process_pool_next(uint64_t after, bool (*hold)(gm_pool_link *link))
 
 /* ---- captures ---- */
 
-void
-gm_process_capture_begin(gm_capture_link *link)
+static gm_capture_link *
+capture_find_locked(bool (*match)(gm_capture_link *link, void *context), void *context)
 {
-    pthread_mutex_lock(&captures_lock);
-    link->prev = NULL;
-    link->next = captures_first;
-    if (captures_first) {
-        captures_first->prev = link;
+    gm_capture_link *link = captures_first;
+
+    while (link && !match(link, context)) {
+        link = link->next;
     }
-    captures_first = link;
-    atomic_fetch_or(&gm_process_special, GM_CAPTURING);
+    return link;
+}
+
+bool
+gm_process_capture_begin(gm_capture_link *link,
+                         bool (*clashes)(gm_capture_link *other, void *context),
+                         void *context)
+{
+    bool begun;
+
+    pthread_mutex_lock(&captures_lock);
+    begun = !capture_find_locked(clashes, context);
+    if (begun) {
+        link->prev = NULL;
+        link->next = captures_first;
+        if (captures_first) {
+            captures_first->prev = link;
+        }
+        captures_first = link;
+        atomic_fetch_or(&gm_process_special, GM_CAPTURING);
+    }
     pthread_mutex_unlock(&captures_lock);
+    return begun;
 }
 
 void
@@ -215,10 +234,7 @@ gm_process_capture_find(bool (*match)(gm_capture_link *link, void *context),
     gm_capture_link *link;
 
     pthread_mutex_lock(&captures_lock);
-    link = captures_first;
-    while (link && !match(link, context)) {
-        link = link->next;
-    }
+    link = capture_find_locked(match, context);
     pthread_mutex_unlock(&captures_lock);
     return link;
 }

@@ -122,8 +122,11 @@ typedef struct gm_capture_link {
     struct gm_capture_link *next;
 } gm_capture_link;
 
-/* The first one makes gm_process_is_capturing() true, the last one false. */
-void gm_process_capture_begin(gm_capture_link *link);
+/* The first one makes gm_process_is_capturing() true, the last one false. Beginning is
+ * refused, with false, where one is there that `clashes`, which is as `match` below. */
+bool gm_process_capture_begin(gm_capture_link *link,
+                              bool (*clashes)(gm_capture_link *other, void *context),
+                              void *context);
 void gm_process_capture_end(gm_capture_link *link);
 
 /* The first capture that `match` accepts, NULL for none. `match` runs with the list

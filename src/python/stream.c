@@ -76,7 +76,7 @@ stream_dealloc(PyObject *op)
     if (self->weakrefs) {
         PyObject_ClearWeakRefs(op);
     }
-    if ((self->owned || self->capture) && !gm_process_is_frozen()) {
+    if ((self->owned || self->recording) && !gm_process_is_frozen()) {
         stream_end(gmpy_state_of(op), self);
     }
     (void)stream_clear(op); // cannot fail

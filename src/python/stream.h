@@ -26,11 +26,9 @@ typedef struct gmpy_stream {
     bool ready;        // it succeeded, and the collector has not cleared it since
     bool owned;        // destroyed with the object
     bool non_blocking;
-    uint64_t life;       // of its device; 0 for default streams, which have no end
-    PyObject *foreign;   // whose stream it is: from_external's argument; else NULL
-    gm_capture *capture; // of the recording that it began; else NULL
-    uint64_t recording;  // the backend's number of that
-    bool changing;       // a thread begins or ends a recording
+    uint64_t life;      // of its device; 0 for default streams, which have no end
+    PyObject *foreign;  // whose stream it is: from_external's argument; else NULL
+    uint64_t recording; // the backend's number of the one that it began last; 0: none
     PyObject *weakrefs;
 } gmpy_stream;
 
@@ -74,8 +72,8 @@ extern const char gmpy_stream_begin_capture_doc[];
 extern const char gmpy_stream_end_capture_doc[];
 extern const char gmpy_stream_is_capturing_doc[];
 
-/* Ends the recording that a stream began and nobody ended, before its object goes.
- * Needs no interpreter. */
+/* Ends the recording that a stream object began and nobody ended, and that of a stream
+ * of ours whoever began it, before the object goes. Needs no interpreter. */
 void gmpy_stream_abandon_capture(gmpy_state *st, gmpy_stream *self);
 
 /* ---- graph.c ---- */

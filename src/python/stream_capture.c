@@ -6,9 +6,11 @@
  * (core/gm_capture.h). So a recording is begun in the core first and on the device
  * then, and ended in the other order: nothing that only tidies up disturbs it.
  *
- * The stream has its capture until the recording ends: then the Graph has it, or, where
- * there is none, it is let go. A recording that is open when the stream's object dies
- * is ended with it.
+ * A recording belongs to the stream and not to the object that began it: it may be
+ * ended through any object of the stream. So the core has the capture until whoever
+ * ends the recording takes it; then the Graph has it, or, where there is none, it is
+ * let go. A recording that is open when the object that began it dies, or a stream of
+ * ours, is ended with that.
  *
  * Threading: any thread; of several that begin or end a recording on one stream at the
  * same time all but one are refused. In another mode than relaxed the thread that began
@@ -28,25 +30,60 @@ enum {
     INVALIDATED = 901, // the runtime's cudaErrorStreamCaptureInvalidated
 };
 
-/* ---- one at a time ---- */
+/* ---- the capture ---- */
 
-/* True for the one who may begin or end a recording now; else RuntimeError. */
-static bool
-claim(gmpy_stream *self)
+/* What the core knows the stream's capture by. */
+static gm_stream_use
+use_of(const gmpy_stream *self)
 {
-    if (__atomic_exchange_n(&self->changing, true, __ATOMIC_ACQUIRE)) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "another thread is beginning or ending a recording on this "
-                        "stream");
-        return false;
-    }
-    return true;
+    return (gm_stream_use){
+        .stream = self->handle,
+        .key = self->key,
+        .device = self->device_id,
+        .life = self->life,
+        .announced = self->owned,
+    };
 }
 
-static void
-unclaim(gmpy_stream *self)
+/* Whether the recording that the capture is of is under way; a spoilt one is, and has
+ * no number any more. Needs no interpreter. */
+static bool
+is_open(const gm_backend *backend, const gmpy_stream *self, const gm_capture *capture)
 {
-    __atomic_store_n(&self->changing, false, __ATOMIC_RELEASE);
+    gm_capture_state state = GM_CAPTURE_NONE;
+    uint64_t id = 0;
+
+    return gm_backend_stream_capture(backend, self->handle, &state, &id) == GM_OK &&
+           (state == GM_CAPTURE_INVALIDATED ||
+            (state == GM_CAPTURE_ACTIVE && id == gm_capture_number(capture)));
+}
+
+/* Takes the stream's capture, NULL where there is none. One that is left of a recording
+ * that somebody else ended by the handle is let go. GM_BUSY. */
+static gm_status
+take_capture(const gm_backend *backend, const gmpy_stream *self, gm_capture **out)
+{
+    const gm_stream_use by = use_of(self);
+    gm_status status = gm_capture_take(&by, out);
+
+    if (status == GM_OK && *out && !is_open(backend, self, *out)) {
+        gm_capture_release(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+/* Raises for a call that failed; `what` names it. Always returns NULL. */
+static PyObject *
+raise_failed(gmpy_state *st, gm_status status, const char *what)
+{
+    if (status == GM_BUSY) {
+        return PyErr_Format(PyExc_RuntimeError,
+                            "%s: another thread is beginning or ending a recording on "
+                            "this stream",
+                            what);
+    }
+    return gmpy_raise(st, status, what);
 }
 
 /* ---- beginning ---- */
@@ -72,64 +109,59 @@ as_mode(PyObject *arg, gm_capture_mode *out)
     return 0;
 }
 
-/* Whether the recording that was begun here is under way; a spoilt one is, and has no
- * number any more. Needs no interpreter. */
-static bool
-is_open(const gm_backend *backend, const gmpy_stream *self)
-{
-    gm_capture_state state = GM_CAPTURE_NONE;
-    uint64_t id = 0;
-
-    return gm_backend_stream_capture(backend, self->handle, &state, &id) == GM_OK &&
-           (state == GM_CAPTURE_INVALIDATED ||
-            (state == GM_CAPTURE_ACTIVE && id == self->recording));
-}
-
-/* Lets the capture go. Needs no interpreter. */
-static void
-drop_capture(gmpy_stream *self)
-{
-    if (self->capture) {
-        gm_capture_release(self->capture);
-        self->capture = NULL;
-    }
-}
-
+/* Has the device record, for a capture that has begun. */
 static gm_status
-begin_on_device(const gm_backend *backend, gmpy_stream *self, gm_capture_mode mode)
+begin_on_device(const gm_backend *backend,
+                gmpy_stream *self,
+                gm_capture *capture,
+                gm_capture_mode mode)
 {
     gm_capture_state state;
+    gm_graph graph = 0;
+    uint64_t id = 0;
     gm_status status = gm_backend_capture_begin(backend, self->handle, mode);
 
+    if (status != GM_OK) {
+        return status;
+    }
+    status = gm_backend_stream_capture(backend, self->handle, &state, &id);
     if (status == GM_OK) {
-        status =
-            gm_backend_stream_capture(backend, self->handle, &state, &self->recording);
-        gm_capture_identify(self->capture, self->recording);
+        gm_capture_identify(capture, id);
+        __atomic_store_n(&self->recording, id, __ATOMIC_RELAXED);
+    }
+    else if (gm_backend_capture_end(backend, self->handle, &graph) == GM_OK) {
+        (void)gm_backend_graph_destroy(backend, graph); // of nothing
     }
     return status;
 }
 
 static gm_status
-begin_now(const gm_backend *backend,
-          gmpy_stream *self,
-          const gm_stream_use *use,
-          gm_capture_mode mode)
+begin_now(const gm_backend *backend, gmpy_stream *self, gm_capture_mode mode)
 {
     const gmpy_stream_ref ref = gmpy_stream_ref_of(self);
+    const gm_stream_use by = use_of(self);
+    gm_capture *capture = NULL;
     gm_status status = gmpy_stream_confirm(backend, &ref);
 
-    if (status == GM_OK && self->capture && is_open(backend, self)) {
+    if (status == GM_OK) {
+        status = take_capture(backend, self, &capture);
+    }
+    if (capture) {
+        gm_capture_leave(capture);
         return GM_ERR_CAPTURING;
     }
-    drop_capture(self); // of a recording that somebody else ended by the handle
     if (status == GM_OK) {
-        status = gm_capture_begin(use, mode, &self->capture);
+        status = gm_capture_begin(&by, mode, &capture);
     }
+    if (status != GM_OK) {
+        return status;
+    }
+    status = begin_on_device(backend, self, capture, mode);
     if (status == GM_OK) {
-        status = begin_on_device(backend, self, mode);
-        if (status != GM_OK) {
-            drop_capture(self);
-        }
+        gm_capture_leave(capture);
+    }
+    else {
+        gm_capture_release(capture);
     }
     return status;
 }
@@ -167,8 +199,6 @@ gmpy_stream_begin_capture(PyObject *op,
     const gm_backend *backend = gmpy_backend(st);
     PyObject *given[1];
     gm_capture_mode mode;
-    gmpy_stream_ref ref;
-    gm_stream_use use;
     gm_status status;
 
     if (!backend || gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
@@ -180,16 +210,11 @@ gmpy_stream_begin_capture(PyObject *op,
                         "a default stream cannot be recorded; make a Stream");
         return NULL;
     }
-    ref = gmpy_stream_ref_of(stream_of(op));
-    if (gmpy_stream_use_of(st, &ref, &use) < 0 || !claim(stream_of(op))) {
-        return NULL;
-    }
     Py_BEGIN_ALLOW_THREADS
-    status = begin_now(backend, stream_of(op), &use, mode);
+    status = begin_now(backend, stream_of(op), mode);
     Py_END_ALLOW_THREADS
-    unclaim(stream_of(op));
     if (status != GM_OK) {
-        return gmpy_raise(st, status, "Stream.begin_capture");
+        return raise_failed(st, status, "Stream.begin_capture");
     }
     Py_RETURN_NONE;
 }
@@ -201,34 +226,42 @@ static gm_status
 end_now(gmpy_state *st, gmpy_stream *self, PyObject *made, bool *open)
 {
     const gm_backend *backend = st->backend;
-    gm_capture *capture = self->capture;
     const gmpy_stream_ref ref = gmpy_stream_ref_of(self);
+    gm_capture *capture = NULL;
     gm_graph graph = 0;
     gm_status status = gmpy_stream_confirm(backend, &ref);
 
     *open = false;
     if (status == GM_OK) {
+        status = take_capture(backend, self, &capture);
+    }
+    if (status == GM_OK) {
         status = gm_backend_capture_end(backend, self->handle, &graph);
     }
-    if (status != GM_OK) {
-        *open = is_open(backend, self);
-        if (!*open) {
-            drop_capture(self);
+    if (status == GM_OK) {
+        if (capture) {
+            gm_capture_end(capture);
         }
-        return status;
+        return gmpy_graph_make(st, made, graph, self->device_id, capture);
     }
-    self->capture = NULL;
     if (capture) {
-        gm_capture_end(capture);
+        *open = is_open(backend, self, capture);
+        if (*open) {
+            gm_capture_leave(capture);
+        }
+        else {
+            gm_capture_release(capture);
+        }
     }
-    return gmpy_graph_make(st, made, graph, self->device_id, capture);
+    return status;
 }
 
 const char gmpy_stream_end_capture_doc[] =
     PyDoc_STR("end_capture($self, /)\n"
               "--\n"
               "\n"
-              "Ends the recording that begin_capture() began.\n"
+              "Ends the recording that begin_capture() began, on this object or\n"
+              "another one of the same stream.\n"
               "\n"
               "A recording that was spoilt, by a call that its mode forbids or by a\n"
               "stream that did not join this one again, ends too, but has no graph;\n"
@@ -261,17 +294,12 @@ gmpy_stream_end_capture(PyObject *op, PyObject *Py_UNUSED(ignored))
     if (!made) {
         return NULL;
     }
-    if (!claim(stream_of(op))) {
-        Py_DECREF(made);
-        return NULL;
-    }
     Py_BEGIN_ALLOW_THREADS
     status = end_now(st, stream_of(op), made, &open);
     Py_END_ALLOW_THREADS
-    unclaim(stream_of(op));
     if (status != GM_OK) {
         Py_DECREF(made);
-        return gmpy_raise(
+        return raise_failed(
             st, status,
             status == GM_DEVICE_ERROR(INVALIDATED)
                 ? "Stream.end_capture: a call that its mode forbids, or a failure, "
@@ -286,17 +314,23 @@ gmpy_stream_end_capture(PyObject *op, PyObject *Py_UNUSED(ignored))
 void
 gmpy_stream_abandon_capture(gmpy_state *st, gmpy_stream *self)
 {
+    const gm_stream_use by = use_of(self);
+    gm_capture *capture = NULL;
     gm_graph graph = 0;
 
-    if (!self->capture) {
+    if (gm_capture_take(&by, &capture) != GM_OK || !capture) {
+        return; // it is ended already, or by somebody else just now
+    }
+    if (!self->owned && gm_capture_number(capture) != self->recording) {
+        gm_capture_leave(capture); // a later one, which another object began
         return;
     }
     if (!gmpy_device_has_ended(st, self->device_id, self->life) &&
-        is_open(st->backend, self) &&
+        is_open(st->backend, self, capture) &&
         gm_backend_capture_end(st->backend, self->handle, &graph) == GM_OK) {
         (void)gm_backend_graph_destroy(st->backend, graph); // nobody has seen it
     }
-    drop_capture(self);
+    gm_capture_release(capture);
 }
 
 /* ---- asking ---- */

@@ -51,6 +51,42 @@ close_stage(stage t)
     close_site(t.s);
 }
 
+/* ---- whose it is ---- */
+
+TEST(capture_is_taken_by_one_who_ends_it)
+{
+    stage t = open_stage(MIB);
+    gm_stream_use other = new_stream(t.s.sim, 0, true);
+    gm_capture *taken = NULL;
+
+    CHECK_EQ(gm_capture_take(&t.stream, &taken), GM_BUSY); // it is beginning
+    gm_capture_leave(t.capture);
+    CHECK_EQ(gm_capture_take(&other, &taken), GM_OK);
+    CHECK(!taken);
+    CHECK_EQ(gm_capture_take(&t.stream, &taken), GM_OK);
+    CHECK(taken == t.capture);
+    CHECK_EQ(gm_capture_number(taken), RECORDING);
+    CHECK_EQ(gm_capture_take(&t.stream, &taken), GM_BUSY);
+    gm_capture_end(t.capture);
+    CHECK_EQ(gm_capture_take(&t.stream, &taken), GM_OK);
+    CHECK(!taken);
+    end_stream(t.s.sim, other);
+    close_stage(t);
+}
+
+TEST(capture_of_a_stream_is_one_at_a_time)
+{
+    stage t = open_stage(MIB);
+    gm_capture *second = NULL;
+
+    CHECK_EQ(gm_capture_begin(&t.stream, GM_CAPTURE_MODE_RELAXED, &second), GM_BUSY);
+    CHECK(!second);
+    gm_capture_end(t.capture);
+    CHECK_EQ(gm_capture_begin(&t.stream, GM_CAPTURE_MODE_RELAXED, &second), GM_OK);
+    gm_capture_release(second);
+    close_stage(t);
+}
+
 /* ---- requests ---- */
 
 TEST(capture_is_served_from_what_the_stream_has_cached)
