@@ -13,12 +13,17 @@
  * finds a reset by others tells the pools, which find one by themselves when they next
  * ask upstream (core/gm_lost.h).
  *
+ * Memory is looked at where it is used: a block of a pool by its generation, which
+ * changed when the pool forgot it, and all that this library took itself by the number.
+ * What somebody else took says nothing, and is used as it is.
+ *
  * Cost: asking is three driver calls, below a microsecond; it is done where the object
  * is made and where it ends, never where it is used.
  *
  * Threading: any thread, attached to the interpreter or not. While a device is reset
  * nobody else may use it, as the runtime has it.
  */
+#include "memory_kinds.h"
 #include "module.h"
 
 #include "core/gm_lost.h"
@@ -59,4 +64,50 @@ gmpy_device_reset(gmpy_state *st, int device)
         gm_pools_device_lost(st->backend, device);
     }
     return status;
+}
+
+/* ---- memory ---- */
+
+static bool
+memory_is_there(const gmpy_state *st, PyObject *mem)
+{
+    int device = 0;
+    uint64_t life = 0;
+
+    if (Py_IS_TYPE(mem, gmpy_type(st->PooledMemoryType))) {
+        return gmpy_pooled_memory_is_there((const gmpy_pooled_memory *)mem);
+    }
+    if (PyObject_TypeCheck(mem, gmpy_type(st->MemoryType)) ||
+        PyObject_TypeCheck(mem, gmpy_type(st->ManagedMemoryType))) {
+        device = ((const gmpy_owned_memory *)mem)->owned_device;
+        life = ((const gmpy_owned_memory *)mem)->life;
+    }
+    else if (PyObject_TypeCheck(mem, gmpy_type(st->MemoryAsyncType))) {
+        life = gmpy_memory_async_life(mem, &device);
+    }
+    else if (PyObject_TypeCheck(mem, gmpy_type(st->IPCMemoryType))) {
+        life = gmpy_ipc_memory_life(mem, &device);
+    }
+    return !gmpy_device_has_ended_known(st, device, life);
+}
+
+int
+gmpy_memory_check(gmpy_state *st, PyObject *mem)
+{
+    const gmpy_base_memory *base = (const gmpy_base_memory *)mem;
+
+    if (!mem || !base->ptr) {
+        PyErr_SetString(PyExc_ValueError,
+                        mem && base->size ? "the memory was given back"
+                                          : "there is no memory behind the pointer");
+        return -1;
+    }
+    if (!memory_is_there(st, mem)) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "the memory is gone: device %d was reset after it was taken, or "
+                     "its pool was given it back by its address; allocate it anew",
+                     base->device_id);
+        return -1;
+    }
+    return 0;
 }

@@ -69,6 +69,9 @@ ipc_export(PyObject *module, PyObject *arg)
     }
     ptr = ((gmpy_pointer *)arg)->ptr;
     mem = (const gmpy_base_memory *)((gmpy_pointer *)arg)->mem;
+    if (mem && mem->ptr && gmpy_memory_check(st, (PyObject *)mem) < 0) {
+        return NULL;
+    }
     if (!mem || !mem->ptr || ptr < mem->ptr || ptr - mem->ptr >= mem->size) {
         PyErr_SetString(PyExc_ValueError,
                         "the pointer has no memory: it was given back, or is empty");
@@ -106,6 +109,13 @@ typedef struct ipc_memory {
     int device;       // it was opened on
     uint64_t life;    // of that device
 } ipc_memory;
+
+uint64_t
+gmpy_ipc_memory_life(PyObject *op, int *device)
+{
+    *device = ((const ipc_memory *)op)->device;
+    return ((const ipc_memory *)op)->life;
+}
 
 PyDoc_STRVAR(
     ipc_memory_doc,

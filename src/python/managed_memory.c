@@ -63,7 +63,8 @@ const char gmpy_memory_prefetch_doc[] = PyDoc_STR(
     "\n"
     "Raises:\n"
     "    CUDARuntimeError: the device refused.\n"
-    "    ValueError: there is no such device.");
+    "    RuntimeError: the stream is gone, or the memory, by a reset.\n"
+    "    ValueError: there is no such device, or the memory was given back.");
 
 PyObject *
 gmpy_memory_prefetch(PyObject *op,
@@ -89,6 +90,9 @@ gmpy_memory_prefetch(PyObject *op,
     }
     if (self->size == 0) {
         Py_RETURN_NONE;
+    }
+    if (gmpy_memory_check(st, op) < 0) {
+        return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
     status = gmpy_stream_enter(backend, &stream, &back);
@@ -117,8 +121,9 @@ const char gmpy_memory_advise_doc[] = PyDoc_STR(
     "\n"
     "Raises:\n"
     "    CUDARuntimeError: the device refused.\n"
+    "    RuntimeError: a reset ended the memory.\n"
     "    TypeError: device is missing, or given under both names.\n"
-    "    ValueError: there is no such device.");
+    "    ValueError: there is no such device, or the memory was given back.");
 
 PyObject *
 gmpy_memory_advise(PyObject *op,
@@ -155,6 +160,9 @@ gmpy_memory_advise(PyObject *op,
     }
     if (self->size == 0) {
         Py_RETURN_NONE;
+    }
+    if (gmpy_memory_check(st, op) < 0) {
+        return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
     status = gm_backend_mem_advise(backend, self->ptr, self->size, advice, device);

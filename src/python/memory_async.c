@@ -196,6 +196,13 @@ gmpy_memory_async_new(gmpy_state *st, size_t size)
     return self;
 }
 
+uint64_t
+gmpy_memory_async_life(PyObject *op, int *device)
+{
+    *device = ((const memory_async *)op)->device;
+    return ((const memory_async *)op)->life;
+}
+
 /* ---- giving back ---- */
 
 /* Whether the handle still means the stream that the memory was taken on. Its device is

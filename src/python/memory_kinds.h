@@ -45,11 +45,17 @@ extern PyMethodDef gmpy_system_memory_methods[];
 /* ---- ipc.c ---- */
 
 int gmpy_ipc_init(PyObject *module, gmpy_state *st);
+
+/* The number of the device's life that an IPCMemory is of, 0 where it has none. */
+uint64_t gmpy_ipc_memory_life(PyObject *self, int *device);
 extern PyMethodDef gmpy_ipc_methods[];
 
 /* ---- memory_async.c, memory_async_pool.c ---- */
 
 int gmpy_memory_async_init(PyObject *module, gmpy_state *st);
+
+/* The same of a MemoryAsync. */
+uint64_t gmpy_memory_async_life(PyObject *self, int *device);
 extern PyMethodDef gmpy_memory_async_methods[];
 
 /* Stream-ordered memory of the calling thread's current stream and device: a

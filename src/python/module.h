@@ -297,6 +297,11 @@ gmpy_device_has_ended_known(const gmpy_state *st, int device, uint64_t life)
     return life != 0 && __atomic_load_n(&st->lives[device], __ATOMIC_RELAXED) != life;
 }
 
+/* 0 where `mem`, a memory object or NULL, has memory as far as is known, else -1:
+ * ValueError where it was given back or there never was any, RuntimeError where a reset
+ * ended it. Before each use of its address. No call. */
+int gmpy_memory_check(gmpy_state *st, PyObject *mem);
+
 /* Resets `device` and tells all pools. Detached from the interpreter. */
 gm_status gmpy_device_reset(gmpy_state *st, int device);
 
@@ -448,13 +453,23 @@ typedef struct gmpy_pooled_memory {
 
 int gmpy_pooled_memory_init(PyObject *module, gmpy_state *st);
 
+/* Whether the handle's block is its own still: not so once it was given back, be it by
+ * its address, and where its device was reset. The segment is gone then. */
+static inline bool
+gmpy_pooled_memory_is_there(const gmpy_pooled_memory *self)
+{
+    const gm_block *block = self->block;
+
+    return block && __atomic_load_n(&block->generation, __ATOMIC_RELAXED) ==
+                        self->base.generation;
+}
+
 /* The handle of a block just handed out, which it takes over; on failure the block has
  * gone back to the pool. New reference. */
 PyObject *gmpy_pooled_memory_new(gmpy_state *st, gm_pool *pool, gm_block *block);
 
 /* The memory that `mem` is made of, borrowed: itself, or for a PooledMemory what its
- * pool took it from. NULL for plain device memory of a pool, and once it was given
- * back. */
+ * pool took it from. NULL for plain device memory of a pool, and once it is gone. */
 PyObject *gmpy_memory_under(gmpy_state *st, PyObject *mem);
 
 /* ---- memory_pointer.c ---- */

@@ -6,7 +6,8 @@
  * on a stream, the current one unless another is given, with that stream's device
  * current where it is a default stream that names one. All device calls run without the
  * interpreter. A size of 0 touches neither device nor pointers. A range that leaves
- * the memory it starts in is a ValueError, before any device call.
+ * the memory it starts in is a ValueError, and memory that a reset ended a
+ * RuntimeError, before any device call.
  *
  * What the host's side may be is host_range.c's. A buffer is kept until the copy is
  * done (watch.c), and pooled memory goes to nobody else before that: a transfer on
@@ -19,17 +20,15 @@
 #include "pointer.h"
 #include "stream.h"
 
-/* 0 when `size` bytes from the pointer lie inside its memory, else -1, ValueError. */
+/* 0 when `size` bytes from the pointer lie inside its memory, which is there, else -1
+ * with an exception. */
 static int
 check_range(const gmpy_pointer *pointer, size_t size)
 {
     const gmpy_base_memory *mem = (const gmpy_base_memory *)pointer->mem;
     size_t start;
 
-    if (!mem || !mem->ptr) {
-        PyErr_SetString(PyExc_ValueError,
-                        mem && mem->size ? "the memory was given back"
-                                         : "there is no memory behind the pointer");
+    if (gmpy_memory_check(pointer->st, pointer->mem) < 0) {
         return -1;
     }
     start = pointer->ptr - mem->ptr; // wraps, and so fails below, before the start
@@ -448,7 +447,8 @@ COPY_METHODS(DEFINE_METHODS)
     "    ValueError: the range leaves the memory it starts in, or the memory was "     \
     "given\n"                                                                          \
     "        back.\n"                                                                  \
-    "    RuntimeError: the call would have to wait while a stream records a graph.\n"  \
+    "    RuntimeError: the call would have to wait while a stream records a graph,\n"  \
+    "        the stream is gone, or a reset ended the memory.\n"                       \
     "    CUDARuntimeError: the device refused.\n"
 
 PyDoc_STRVAR(

@@ -189,7 +189,7 @@ gmpy_memory_under(gmpy_state *st, PyObject *mem)
     if (!Py_IS_TYPE(mem, gmpy_type(st->PooledMemoryType))) {
         return mem;
     }
-    return pooled->block
+    return gmpy_pooled_memory_is_there(pooled)
                ? gmpy_upstream_memory_of(gmpy_upstream_of(pooled->pool), pooled->block)
                : NULL;
 }
@@ -210,12 +210,12 @@ static int
 pooled_memory_check_migrates(PyObject *op, const char *name)
 {
     gmpy_pooled_memory *self = (gmpy_pooled_memory *)op;
-    PyObject *mem = gmpy_memory_under(self->st, op);
+    PyObject *mem;
 
-    if (!self->block) {
-        PyErr_SetString(PyExc_ValueError, "the memory was given back");
+    if (gmpy_memory_check(self->st, op) < 0) {
         return -1;
     }
+    mem = gmpy_memory_under(self->st, op);
     if (mem && (PyObject_TypeCheck(mem, gmpy_type(self->st->ManagedMemoryType)) ||
                 PyObject_TypeCheck(mem, gmpy_type(self->st->SystemMemoryType)))) {
         return 0;

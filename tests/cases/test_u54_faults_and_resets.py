@@ -162,3 +162,47 @@ def reset_of_another_device():
 
 def test_u54_a_reset_is_about_its_own_device(apart):
     apart(reset_of_another_device, devices=2)
+
+
+def old_pointers_are_refused(reset):
+    """Their addresses are somebody else's now: no call is made with one."""
+    pool, managed = MemoryPool(), MemoryPool(gpumem.malloc_managed)
+    old = {
+        "raw": gpumem.malloc(UNIT),
+        "pooled": pool.malloc(UNIT),
+        "recorded": pool.malloc(UNIT),
+        "managed": gpumem.malloc_managed(UNIT),
+        "pool of managed memory": managed.malloc(UNIT),
+        "async": gpumem.malloc_async(UNIT),
+    }
+    old["recorded"].record_stream(Stream(non_blocking=True))
+    RESETS[reset]()
+    new = written(gpumem.malloc(64 * UNIT), 64 * UNIT)
+    errors = testing.ledger().errors
+    for name, pointer in old.items():
+        for use in (
+            lambda p: p.memset(9, UNIT),
+            lambda p: p.memset_async(9, UNIT),
+            lambda p: p.copy_to_host(bytearray(UNIT), UNIT),
+            lambda p: p.copy_from_host_async(bytes(UNIT), UNIT),
+            lambda p: p.copy_from(new, UNIT),
+            lambda p: new.copy_from_async(p, UNIT),
+            gpumem.IPCBufferDescriptor,
+        ):
+            with testing.call_log() as calls:
+                with pytest.raises(RuntimeError, match="device 0 was reset"):
+                    use(pointer)
+            assert calls == [], name
+        repr(pointer), getattr(pointer.mem, "identity", None)
+        if "managed" in name:
+            for tell in (lambda m: m.prefetch(None), lambda m: m.advise(1, 0)):
+                with pytest.raises(RuntimeError, match="device 0 was reset"):
+                    tell(pointer.mem)
+        old[name] = None
+    assert content(new, 64 * UNIT) == pattern(64 * UNIT)
+    assert testing.ledger().errors == errors
+
+
+@pytest.mark.parametrize("reset", RESETS)
+def test_u54_memory_of_before_a_reset_is_used_no_more(apart, reset):
+    apart(old_pointers_are_refused, reset)
