@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """MemoryAsync, malloc_async and MemoryAsyncPool: the driver's stream-ordered memory."""
 
+import contextlib
 import ctypes
 import gc
 import threading
@@ -508,3 +509,35 @@ def test_a_device_pointer_is_where_a_copy_goes():
     pointer = gpumem.malloc_async(SIZE)
     pointer.copy_from_host(b"x" * SIZE, SIZE)
     assert ctypes.string_at(pointer.ptr, SIZE) == b"x" * SIZE
+
+
+@contextlib.contextmanager
+def recorded_by_another_library(stream):
+    """The device records, and the library was not told: its call failed half way."""
+    with testing.fail(None, nth=2, count=2):  # it asks which number, and gives up
+        with pytest.raises(gpumem.CUDARuntimeError):
+            stream.begin_capture()
+    assert stream.is_capturing()
+    try:
+        yield
+    finally:
+        graph = stream.end_capture()
+    assert "mem" not in graph.debug_dot_str()
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("external", [False, True])
+def test_where_another_library_records_its_stream_it_is_freed_later(external):
+    """A free would be part of the graph, and a wait would spoil the recording."""
+    stream, before = Stream(non_blocking=True), testing.ledger()
+    named = gpumem.ExternalStream(stream.ptr) if external else stream
+    memory = MemoryAsync(SIZE, named)
+    with testing.call_log() as calls, recorded_by_another_library(stream):
+        del memory
+        assert testing.ledger().allocations == before.allocations + 1
+        MemoryAsync(0)  # a look, and it is recorded still
+    names = [call.name for call in calls]
+    assert names.index("mem_free_async") > names.index("capture_end", 3)
+    assert "device_synchronize" not in names
+    stream.synchronize()
+    assert testing.ledger().allocations == before.allocations

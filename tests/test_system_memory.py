@@ -317,3 +317,31 @@ def test_what_the_driver_refuses_passes():
         with pytest.raises(CUDARuntimeError) as caught:
             memory.prefetch(None)
     assert caught.value.status == 999
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("ends", ["end_capture", "drop"])
+def test_what_is_dropped_during_a_recording_goes_when_that_ends(ends, unraisable):
+    class Owner:
+        pass
+
+    owner, held = Owner(), bytearray(64)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(held))
+    foreign = gpumem.SystemMemory.from_external(address, 64, owner)
+    own, gone = gpumem.malloc_system(4096), weakref.ref(owner)
+    del owner
+    stream = gpumem.Stream(non_blocking=True)
+    stream.begin_capture(gpumem.streamCaptureModeGlobal)
+    with testing.call_log() as calls:
+        del foreign, own
+    assert calls == []
+    assert gone() is not None
+    with testing.call_log() as calls:
+        if ends == "drop":
+            del stream
+        else:
+            stream.end_capture()
+    waits = [call.name for call in calls if call.name == "device_synchronize"]
+    assert len(waits) == 2  # one for each that was dropped
+    assert gone() is None
+    assert unraisable == []

@@ -114,6 +114,7 @@ release_idle(PyObject *op, PyObject *device_arg, const gm_stream_key *key)
 
     gmpy_upstreams_look(self->st);
     gmpy_guards_look(self->st);
+    gmpy_parked_look(self->st);
     found = self->find(self, device_arg, false, &pool, &device);
     if (found > 0) {
         Py_BEGIN_ALLOW_THREADS(void)

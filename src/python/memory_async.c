@@ -10,7 +10,9 @@
  * library that this one follows keeps a weak reference and trusts the program.) Where
  * the stream is not there any more all the same, since it was another library's, or is
  * the default stream of a thread other than the one that frees, the whole device is
- * waited for, and the memory is freed on its default stream.
+ * waited for, and the memory is freed on its default stream. While another library
+ * records the stream, a free would become part of the graph and a wait would spoil it:
+ * the memory is put by (parked.c).
  *
  * Cost: allocating and freeing 0.7 us together once the driver's pool is warm.
  * Threading: as Memory (memory.c).
@@ -123,6 +125,7 @@ memory_async_open(memory_async *self, gmpy_state *st, size_t size, PyObject *str
         gmpy_raise(st, GM_ERR_FORKED, "allocating memory in stream order");
         return -1;
     }
+    gmpy_parked_look(st);
     Py_BEGIN_ALLOW_THREADS
     status = memory_async_take(self, backend, size);
     self->life = self->owned ? gmpy_device_life(st, self->device) : 0;
@@ -205,67 +208,118 @@ gmpy_memory_async_life(PyObject *op, int *device)
 
 /* ---- giving back ---- */
 
-/* Whether the handle still means the stream that the memory was taken on. Its device is
- * current. */
-static bool
-is_same_stream(const memory_async *self, const gm_backend *backend)
-{
-    uint64_t id = 0;
+/* What the object had, and has no more. */
+typedef struct remains {
+    gmpy_parked parked;
+    uintptr_t owned;
+    PyObject *stream; // a reference, or NULL
+    gmpy_stream_ref ref;
+    uint64_t id;
+    uint64_t life;
+    int device;
+} remains;
 
-    return gm_backend_stream_id(backend, self->ref.handle, &id) == GM_OK &&
-           id == self->id;
-}
-
-/* Gives the memory back on its stream, or after a wait on the default stream. */
+/* Gives the memory back on its stream, or after a wait on the default stream where the
+ * handle does not mean the stream any more that the memory was taken on.
+ * GM_ERR_CAPTURING: the stream is being recorded, and nothing was done. Needs no
+ * interpreter. */
 static gm_status
-memory_async_give(const memory_async *self, uintptr_t owned)
+give_back(const gm_backend *backend, const remains *r)
 {
-    const gm_backend *backend = self->st->backend;
-    gm_stream stream = self->ref.handle;
+    gm_stream stream = r->ref.handle;
     gm_status status;
+    gm_status asked;
+    uint64_t id = 0;
     gm_device_mark back;
 
-    status = gmpy_stream_enter(backend, &self->ref, &back);
+    status = gmpy_stream_enter(backend, &r->ref, &back);
     if (status != GM_OK) {
         return status;
     }
-    if (!is_same_stream(self, backend)) {
-        status = gm_backend_device_synchronize(backend, self->device);
+    asked = gm_backend_stream_id(backend, r->ref.handle, &id);
+    if (asked == GM_ERR_CAPTURING) {
+        status = asked;
+    }
+    else if (asked != GM_OK || id != r->id) {
+        status = gm_backend_device_synchronize(backend, r->device);
         stream = GM_STREAM_LEGACY;
     }
     if (status == GM_OK) {
-        status = gm_backend_mem_free_async(backend, self->device, owned, stream);
+        status = gm_backend_mem_free_async(backend, r->device, r->owned, stream);
     }
     gmpy_stream_leave(backend, &back);
     return status;
 }
 
-/* While a graph is being recorded a free would become part of it, or spoil it. */
+/* While a graph of ours is being recorded a free would become part of it, or spoil it:
+ * the core makes up for it at the end. */
 static bool
-memory_async_postpone(const memory_async *self, uintptr_t owned)
+postpone(const gm_backend *backend, const remains *r)
 {
     return gm_process_is_capturing() &&
-           gm_capture_postpone_free(self->st->backend, self->device, GM_MEM_DEVICE,
-                                    owned);
+           gm_capture_postpone_free(backend, r->device, GM_MEM_DEVICE, r->owned);
+}
+
+/* The same, unless the device was reset; another thing than a recording that prevents
+ * it is reported. */
+static gm_status
+settle(gmpy_state *st, const remains *r)
+{
+    gm_status status = GM_OK;
+
+    Py_BEGIN_ALLOW_THREADS
+    if (!gmpy_device_has_ended(st, r->device, r->life) && !postpone(st->backend, r)) {
+        status = give_back(st->backend, r);
+    }
+    Py_END_ALLOW_THREADS
+    if (status != GM_ERR_CAPTURING) {
+        gmpy_report_release(st, status, "freeing memory in stream order");
+    }
+    return status;
+}
+
+static bool
+give_parked(gmpy_state *st, gmpy_parked *item)
+{
+    remains *r = (remains *)item;
+
+    if (settle(st, r) == GM_ERR_CAPTURING) {
+        return false;
+    }
+    gmpy_drop(&r->stream);
+    gm_host_free(r);
+    return true;
 }
 
 static void
 memory_async_release(memory_async *self)
 {
-    uintptr_t owned = self->owned;
-    gm_status status = GM_OK;
+    gmpy_state *st = self->st;
+    remains *kept;
+    remains r = {
+        .parked = {.give = give_parked},
+        .owned = self->owned,
+        .ref = self->ref,
+        .id = self->id,
+        .life = self->life,
+        .device = self->device,
+    };
 
     self->owned = 0;
-    if (!owned || !self->base.ptr || gm_process_is_frozen()) {
+    if (!r.owned || !self->base.ptr || gm_process_is_frozen() ||
+        settle(st, &r) != GM_ERR_CAPTURING) {
         return;
     }
-    Py_BEGIN_ALLOW_THREADS
-    if (!gmpy_device_has_ended(self->st, self->device, self->life) &&
-        !memory_async_postpone(self, owned)) {
-        status = memory_async_give(self, owned);
+    kept = gm_host_alloc(sizeof(*kept));
+    if (!kept) {
+        gmpy_report_release(st, GM_ERR_HOST_MEMORY,
+                            "noting memory that is to be freed when another library's "
+                            "recording ends; it stays allocated");
+        return;
     }
-    Py_END_ALLOW_THREADS
-    gmpy_report_release(self->st, status, "freeing memory in stream order");
+    *kept = r;
+    kept->stream = Py_XNewRef(self->stream); // which has to outlast the memory
+    gmpy_park(st, &kept->parked);
 }
 
 static int

@@ -79,6 +79,7 @@ typedef struct gmpy_freelist {
 
 typedef struct gmpy_watched gmpy_watched;
 typedef struct gmpy_guard gmpy_guard;
+typedef struct gmpy_parked gmpy_parked;
 
 typedef struct gmpy_state {
 #define GMPY_STATE_FIELD(name) PyObject *name;
@@ -99,6 +100,8 @@ typedef struct gmpy_state {
     gmpy_watched *watched_last;
     int watched_count;
     gmpy_mutex watched_lock;   // guards the list of the watched
+    gmpy_parked *parked;       // what waits for recordings to end (parked.c)
+    gmpy_mutex parked_lock;    // guards the list of the parked
     gmpy_guard *rescued;       // guards with an object to let go of (guard.c)
     uint64_t rounds;           // collections that guard.c was to end garbage in
     bool noted;                // some pool has noted blocks (upstream_life.c)
@@ -640,6 +643,31 @@ int gmpy_event_init(PyObject *module, gmpy_state *st);
 int gmpy_graph_init(PyObject *module, gmpy_state *st);
 extern PyMethodDef gmpy_stream_methods[];
 extern PyMethodDef gmpy_event_time_methods[];
+
+/* ---- parked.c ---- */
+
+/* What waits, at the start of a struct of host memory that says the rest. `give` gives
+ * it back and frees the struct; false: it has to wait on, and nothing happened. Runs
+ * attached, with no exception pending, and leaves none. */
+struct gmpy_parked {
+    gmpy_parked *next;
+    bool (*give)(gmpy_state *st, gmpy_parked *self);
+};
+
+/* Takes it over. */
+void gmpy_park(gmpy_state *st, gmpy_parked *item);
+
+/* Gives back what can be given back by now. May run Python code; changes no pending
+ * exception. */
+void gmpy_parked_look_now(gmpy_state *st);
+
+static inline void
+gmpy_parked_look(gmpy_state *st)
+{
+    if (GM_UNLIKELY(__atomic_load_n(&st->parked, __ATOMIC_RELAXED) != NULL)) {
+        gmpy_parked_look_now(st);
+    }
+}
 
 /* ---- watch.c ---- */
 

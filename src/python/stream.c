@@ -64,6 +64,7 @@ stream_end(gmpy_state *st, gmpy_stream *self)
     }
     Py_END_ALLOW_THREADS
     gmpy_report_release(st, status, "destroying a stream");
+    gmpy_parked_look(st);
 }
 
 static void

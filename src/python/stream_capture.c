@@ -297,6 +297,7 @@ gmpy_stream_end_capture(PyObject *op, PyObject *Py_UNUSED(ignored))
     Py_BEGIN_ALLOW_THREADS
     status = end_now(st, stream_of(op), made, &open);
     Py_END_ALLOW_THREADS
+    gmpy_parked_look(st);
     if (status != GM_OK) {
         Py_DECREF(made);
         return raise_failed(

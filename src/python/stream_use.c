@@ -176,5 +176,6 @@ gmpy_waited(gmpy_state *st)
     gm_pools_sweep();
     Py_END_ALLOW_THREADS
     gmpy_upstreams_look(st);
+    gmpy_parked_look(st);
     gmpy_watch_look(st, true);
 }

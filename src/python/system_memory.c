@@ -7,7 +7,7 @@
  * device memory is, for pools lie over it too. Nothing
  * keeps a device from using it after it was freed. So whoever drops it first waits for
  * its device, as the driver does for memory of its own. Where a graph is being recorded
- * nothing may be waited for: the memory is left allocated then, and that is reported.
+ * nothing may be waited for: that is made up for later (parked.c).
  *
  * The type takes part in garbage collection, since an owner may refer back.
  *
@@ -77,6 +77,7 @@ system_memory_open(system_memory *self, size_t size, PyObject *owner, uintptr_t 
     if (reaching_device(st, &device) < 0) {
         return -1;
     }
+    gmpy_parked_look(st);
     if (!owner && size > 0) {
         self->owned = size <= GM_SIZE_MAX
                           ? gm_host_alloc_aligned(GM_UNIT, gm_size_round(size))
@@ -174,25 +175,74 @@ system_memory_from_external(PyObject *cls,
 
 /* ---- its end ---- */
 
-/* Waits until the device has stopped using the memory; false where that cannot be had,
- * which is reported unless the process is ending. */
-static bool
-system_memory_settle(const system_memory *self)
-{
-    gm_status status = GM_ERR_CAPTURING;
+/* What the object had, and has no more. */
+typedef struct remains {
+    gmpy_parked parked;
+    void *owned;
+    PyObject *owner; // a reference, or NULL
+    int device;
+} remains;
 
-    if (gm_process_is_frozen()) {
-        return false;
-    }
-    if (!gm_process_is_capturing()) {
-        Py_BEGIN_ALLOW_THREADS
-        status = gm_backend_device_synchronize(self->st->backend, self->device);
-        Py_END_ALLOW_THREADS
-    }
-    gmpy_report_release(self->st, status,
+/* Lets it go when the device has stopped using it; where that cannot be had it stays,
+ * which is reported. */
+static void
+settle(gmpy_state *st, remains *r)
+{
+    gm_status status;
+
+    Py_BEGIN_ALLOW_THREADS
+    status = gm_backend_device_synchronize(st->backend, r->device);
+    Py_END_ALLOW_THREADS
+    gmpy_report_release(st, status,
                         "waiting for a device before system memory is freed; it stays "
                         "allocated");
-    return status == GM_OK;
+    if (status == GM_OK) {
+        gm_host_free(r->owned);
+        gmpy_drop(&r->owner);
+    }
+}
+
+static bool
+give_parked(gmpy_state *st, gmpy_parked *item)
+{
+    settle(st, (remains *)item);
+    gm_host_free(item);
+    return true;
+}
+
+/* Lets it go once nothing is recorded. False: there is no host memory to note it. */
+static bool
+put_off(gmpy_state *st, const remains *r)
+{
+    remains *kept = gm_host_alloc(sizeof(*kept));
+
+    if (!kept) {
+        return false;
+    }
+    *kept = *r;
+    kept->parked.give = give_parked;
+    gmpy_park(st, &kept->parked);
+    return true;
+}
+
+static void
+system_memory_release(system_memory *self)
+{
+    remains r = {.owned = self->owned, .owner = self->owner, .device = self->device};
+
+    self->owned = NULL;
+    self->owner = NULL;
+    if ((!r.owned && !r.owner) || gm_process_is_frozen()) {
+        return;
+    }
+    if (!gm_process_is_capturing()) {
+        settle(self->st, &r);
+    }
+    else if (!put_off(self->st, &r)) {
+        gmpy_report_release(self->st, GM_ERR_HOST_MEMORY,
+                            "noting system memory that is to be freed when a recording "
+                            "ends; it stays allocated");
+    }
 }
 
 static int
@@ -212,10 +262,7 @@ system_memory_dealloc(PyObject *op)
     PyTypeObject *type = Py_TYPE(op);
 
     PyObject_GC_UnTrack(op);
-    if ((self->owned || self->owner) && system_memory_settle(self)) {
-        gm_host_free(self->owned);
-        gmpy_drop(&self->owner);
-    }
+    system_memory_release(self);
     type->tp_free(op);
     Py_DECREF(type);
 }
