@@ -59,17 +59,23 @@ def run_a_little():
         pass
 
 
+class Works:
+    """In a cycle with itself, and works when it is finalized.
+
+    A class of the module: without an interpreter lock one of a function lives for ever
+    once there was a thread, with all that its methods close over.
+    """
+
+    def __init__(self, work):
+        self.me, self.work = self, work
+
+    def __del__(self):
+        self.work()
+
+
 def in_a_cycle(work):
     """Has `work` called by a finalizer, within a collection."""
-
-    class Works:
-        def __init__(self):
-            self.me = self
-
-        def __del__(self):
-            work()
-
-    Works()
+    Works(work)
 
 
 # ---- functions that the collector calls ----

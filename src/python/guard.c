@@ -85,7 +85,7 @@ list_push(gmpy_state *st, gmpy_guard *self)
 {
     self->next = __atomic_load_n(&st->rescued, __ATOMIC_RELAXED);
     while (!__atomic_compare_exchange_n(&st->rescued, &self->next, self, true,
-                                        __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
+                                        __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
     }
 }
 
@@ -291,14 +291,24 @@ settle_begin(gmpy_state *st, bool wait)
     return true;
 }
 
-/* Whether something is left to do. */
+/* Whether something is left to do that no thread is at. */
+static bool
+is_left(gmpy_state *st)
+{
+    return !gm_process_is_frozen() &&
+           !__atomic_load_n(&st->settling, __ATOMIC_SEQ_CST) &&
+           (__atomic_load_n(&st->owed, __ATOMIC_SEQ_CST) ||
+            __atomic_load_n(&st->rescued, __ATOMIC_SEQ_CST));
+}
+
+/* The same, after this. */
 static bool
 settle_end(gmpy_state *st, bool owed)
 {
     gmpy_this_thread.settling = false;
     __atomic_store_n(&st->owed, owed, __ATOMIC_SEQ_CST);
     __atomic_store_n(&st->settling, false, __ATOMIC_SEQ_CST);
-    return owed || __atomic_load_n(&st->rescued, __ATOMIC_SEQ_CST);
+    return is_left(st);
 }
 
 static bool
@@ -323,27 +333,28 @@ settle(gmpy_state *st, bool all)
     return more;
 }
 
-/* Called by the interpreter in the main thread. */
+/* Called by the interpreter in the main thread. An interpreter without its lock may
+ * forget, until it is asked again, what it is asked for while Python code runs within a
+ * pending call. So nobody asks before this one is over, which then looks once more. */
 static int
 settle_later(void *arg)
 {
     PyObject *module = arg;
     gmpy_state *st = gmpy_state_of_module(module);
+    bool again = __atomic_load_n(&st->passes, __ATOMIC_RELAXED) > 0;
 
-    __atomic_store_n(&st->announced, false, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&st->passes, __ATOMIC_RELAXED) > 0) {
+    if (again) {
         __atomic_sub_fetch(&st->passes, 1, __ATOMIC_RELAXED);
-        announce(st, module);
-    }
-    else if (!settle(st, false)) {
-        st->patience = 0;
-    }
-    else if (st->patience > PATIENCE) {
-        st->patience = 0;
+        __atomic_store_n(&st->announced, false, __ATOMIC_SEQ_CST);
     }
     else {
-        __atomic_store_n(&st->passes, st->patience, __ATOMIC_RELAXED);
-        st->patience = 2 * st->patience + 1;
+        (void)settle(st, false); // what is left is asked below
+        __atomic_store_n(&st->announced, false, __ATOMIC_SEQ_CST);
+        again = is_left(st) && st->patience <= PATIENCE;
+        __atomic_store_n(&st->passes, again ? st->patience : 0, __ATOMIC_RELAXED);
+        st->patience = again ? 2 * st->patience + 1 : 0;
+    }
+    if (again) {
         announce(st, module);
     }
     Py_DECREF(module);
