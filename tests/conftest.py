@@ -118,14 +118,20 @@ def more_held(before):
     return {name: n for name, n in held().items() if n > before[name]}
 
 
-def settle(test, before):
-    """Ends what is left of a test by right: what its fixtures gave it, work that is
-    still queued, the cycle of an exception it kept and its frame."""
-    test.funcargs.clear()
+def synchronize_all():
     for number in range(gpumem.get_device_count()):
         gpumem.Device(number).synchronize()
+
+
+def settle(test, before):
+    """Ends what is left of a test by right: what its fixtures gave it, work that is
+    still queued, the cycle of an exception it kept and its frame, work that the end of
+    these queued."""
+    test.funcargs.clear()
+    synchronize_all()
     if more_held(before):
         gc.collect()
+        synchronize_all()
 
 
 @pytest.fixture(autouse=True)
