@@ -334,6 +334,42 @@ def test_trimming_waits_for_the_stream():
         pool.free_all_blocks(5)
 
 
+@pytest.mark.sim_only
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("own", [True, False])
+def test_trimming_waits_for_the_end_of_a_recording(mode, own):
+    """A wait would spoil it; a relaxed one too where its own stream is waited for."""
+    pool = MemoryAsyncPool()
+    recorded = Stream(non_blocking=True)
+    with recorded if own else Stream(non_blocking=True):
+        pool.malloc(1 << 20)
+        kept = pool.malloc(SIZE)
+        Device().synchronize()
+        recorded.begin_capture(mode)
+        for _ in range(3):
+            pool.free_all_blocks()
+        assert pool.total_bytes() == 1 << 20
+        del kept
+        graph = recorded.end_capture()
+    assert (pool.used_bytes(), pool.total_bytes()) == (0, 0)
+    graph.launch(recorded)
+
+
+@pytest.mark.sim_only
+def test_a_pool_that_went_with_its_device_is_not_trimmed_afterwards():
+    pool = MemoryAsyncPool()
+    stream = Stream(non_blocking=True)
+    stream.begin_capture()
+    pool.free_all_blocks()
+    testing.reset_device()
+    gpumem.malloc(1)
+    with testing.call_log() as calls, pytest.raises((CUDARuntimeError, RuntimeError)):
+        stream.end_capture()
+    del stream
+    gc.collect()
+    assert "mem_pool_trim" not in [call.name for call in calls]
+
+
 def test_how_many_blocks_are_cached_is_not_told():
     with pytest.raises(NotImplementedError):
         MemoryAsyncPool().n_free_blocks()

@@ -14,7 +14,8 @@
 
 #include <pthread.h> // pthread_self
 
-/* Memory, or a graph ready to launch, whose giving back had to wait. */
+/* Memory, or a graph ready to launch, whose giving back had to wait; or a pool of the
+ * driver's that is to be trimmed. */
 typedef struct postponed {
     struct postponed *next;
     const gm_backend *backend;
@@ -23,6 +24,8 @@ typedef struct postponed {
     uintptr_t ptr;
     gm_graph_exec exec; // 0: it is memory
     bool imported;      // memory of another process, without device and kind
+    gm_mem_pool pool;   // not 0: this is to be trimmed
+    uint64_t life;      // of its device
 } postponed;
 
 struct gm_capture {
@@ -147,11 +150,26 @@ gm_capture_identify(gm_capture *capture, uint64_t id)
 /* False where nothing is being recorded any more, or there is no host memory. */
 static bool postpone(const postponed *what);
 
+/* A pool goes with its device, and its handle may mean another one then. */
+static void
+trim(const postponed *item)
+{
+    uint64_t life = 0;
+
+    if (gm_backend_device_incarnation(item->backend, item->device, &life) == GM_OK &&
+        life == item->life) {
+        (void)gm_backend_mem_pool_trim(item->backend, item->pool, 0);
+    }
+}
+
 /* A device that refuses has lost what it was; there is nobody to tell. */
 static void
 give(const postponed *item)
 {
-    if (item->exec) {
+    if (item->pool) {
+        trim(item);
+    }
+    else if (item->exec) {
         (void)gm_backend_graph_exec_destroy(item->backend, item->exec);
     }
     else if (item->imported) {
@@ -324,13 +342,24 @@ gm_capture_is_forbidding(void)
 
 /* ---- what waits ---- */
 
+/* Hangs *context on the capture, and takes it; in front, but a pool behind all else, so
+ * that it is trimmed after what goes back to it. A pool that hangs there is not taken.
+ */
 static bool
 hang_on(gm_capture_link *link, void *context)
 {
-    postponed *item = context;
+    postponed **what = context;
+    postponed *item = *what;
+    postponed **at = &of_link(link)->postponed;
 
-    item->next = of_link(link)->postponed;
-    of_link(link)->postponed = item;
+    while (item->pool && *at && (*at)->pool != item->pool) {
+        at = &(*at)->next;
+    }
+    if (!item->pool || !*at) {
+        item->next = *at;
+        *at = item;
+        *what = NULL;
+    }
     return true;
 }
 
@@ -338,6 +367,7 @@ static bool
 postpone(const postponed *what)
 {
     postponed *item;
+    bool found;
 
     if (!gm_process_is_capturing()) {
         return false;
@@ -347,11 +377,9 @@ postpone(const postponed *what)
         return false;
     }
     *item = *what;
-    if (!gm_process_capture_find(hang_on, item)) { // it ended meanwhile
-        gm_host_free(item);
-        return false;
-    }
-    return true;
+    found = gm_process_capture_find(hang_on, &item) != NULL; // or it ended meanwhile
+    gm_host_free(item);                                      // NULL where it was taken
+    return found;
 }
 
 bool
@@ -380,4 +408,13 @@ gm_capture_postpone_close(const gm_backend *backend, uintptr_t base)
     const postponed memory = {.backend = backend, .ptr = base, .imported = true};
 
     return postpone(&memory);
+}
+
+bool
+gm_capture_postpone_trim(const gm_backend *backend, int device, gm_mem_pool pool)
+{
+    postponed trimming = {.backend = backend, .device = device, .pool = pool};
+
+    return gm_backend_device_incarnation(backend, device, &trimming.life) == GM_OK &&
+           postpone(&trimming);
 }

@@ -76,4 +76,8 @@ bool gm_capture_postpone_end(const gm_backend *backend, gm_graph_exec exec);
 /* The same for memory of another process, which is to be closed. */
 bool gm_capture_postpone_close(const gm_backend *backend, uintptr_t base);
 
+/* The same for a pool of the driver's that is to give back all it has cached; after
+ * what is given back to it by then. */
+bool gm_capture_postpone_trim(const gm_backend *backend, int device, gm_mem_pool pool);
+
 #endif

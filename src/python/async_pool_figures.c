@@ -10,6 +10,7 @@
 #include "pools.h"
 #include "stream.h"
 
+#include "core/gm_capture.h" // gm_capture_postpone_trim
 #include "core/gm_process.h" // gm_process_is_forked
 
 int
@@ -61,6 +62,8 @@ const char gmpy_async_pool_free_all_blocks_doc[] = PyDoc_STR(
     "Gives what a device's pool has cached back to the device.\n"
     "\n"
     "Waits for the stream first, so that what was freed in its order goes too.\n"
+    "While a graph is being recorded nothing is waited for and nothing goes; what is\n"
+    "cached and idle does when the recording ends.\n"
     "\n"
     "Args:\n"
     "    stream (Stream): the stream to wait for; the device's current one if\n"
@@ -72,18 +75,43 @@ const char gmpy_async_pool_free_all_blocks_doc[] = PyDoc_STR(
     "    ValueError: there is no such device.\n"
     "    CUDARuntimeError: the device refused.");
 
+/* Has the pool trimmed when the recording that is under way ends, since a wait would
+ * spoil it. 1; 0 where none is; or -1. */
+static int
+trim_later(gmpy_state *st, int device, gm_mem_pool pool)
+{
+    bool postponed = false;
+
+    if (!gm_process_is_capturing()) {
+        return 0;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    postponed = gm_capture_postpone_trim(st->backend, device, pool);
+    Py_END_ALLOW_THREADS
+    if (!postponed && gm_process_is_capturing()) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    return postponed;
+}
+
 /* Waits for the stream that the argument means on the current device, and trims. 0 or
  * -1. */
 static int
-trim_after(gmpy_state *st, PyObject *stream_arg, gm_mem_pool pool)
+trim_after(gmpy_state *st, PyObject *stream_arg, int device, gm_mem_pool pool)
 {
     const gm_backend *backend = st->backend;
+    int later;
     gmpy_stream_ref stream;
     gm_device_mark back;
     gm_status status;
 
     if (gmpy_as_stream(st, stream_arg, &stream) < 0) {
         return -1;
+    }
+    later = trim_later(st, device, pool);
+    if (later != 0) {
+        return later < 0 ? -1 : 0;
     }
     Py_BEGIN_ALLOW_THREADS
     status = gmpy_stream_enter(backend, &stream, &back);
@@ -122,7 +150,7 @@ gmpy_async_pool_free_all_blocks(PyObject *op,
         gmpy_device_enter(self->st, device, &back) < 0) {
         return NULL;
     }
-    result = trim_after(self->st, given[0], pool);
+    result = trim_after(self->st, given[0], device, pool);
     gmpy_device_leave(self->st, &back);
     if (result < 0) {
         return NULL;
