@@ -128,10 +128,11 @@ ENTRIES = {
         "stream = gpumem.Stream()",
     ),
     "MemoryAsyncPool": (
+        "try: gpumem.MemoryAsyncPool('other')\nexcept ValueError: pass\n"
         "made = gpumem.MemoryAsyncPool(); gpumem.MemoryAsyncPool(made._pools)\n"
         "made.malloc(10**6); made.used_bytes(), made.free_bytes(), made.get_limit()\n"
         "made.set_limit(fraction=0.5); made.free_all_blocks(); made.set_limit()\n"
-        "try: gpumem.MemoryAsyncPool('other')\nexcept ValueError: pass",
+        "made.stats(); made.reset_peak_stats()",
         "",
     ),
     "a pool over memory that moves": (

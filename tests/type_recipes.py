@@ -142,7 +142,8 @@ def memory_async(cls):
 
 def async_pool(cls):
     pool = cls()
-    return cls(pool._pools).malloc(UNIT), pool.malloc(0), pool.used_bytes()
+    pool.reset_peak_stats()
+    return cls(pool._pools).malloc(UNIT), pool.malloc(0), pool.stats()
 
 
 def device(cls):

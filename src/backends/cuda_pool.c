@@ -91,6 +91,10 @@ attribute_of(gm_mem_pool_field field)
         return cudaMemPoolAttrReservedMemCurrent;
     case GM_MEM_POOL_RELEASE_THRESHOLD:
         return cudaMemPoolAttrReleaseThreshold;
+    case GM_MEM_POOL_USED_HIGH:
+        return cudaMemPoolAttrUsedMemHigh;
+    case GM_MEM_POOL_RESERVED_HIGH:
+        return cudaMemPoolAttrReservedMemHigh;
     default:
         return (enum cudaMemPoolAttr)0; // none: the runtime refuses it
     }
@@ -120,10 +124,11 @@ cuda_mem_pool_write(void *self,
                     uint64_t value)
 {
     cuuint64_t wanted = value;
+    bool read_only = field == GM_MEM_POOL_USED || field == GM_MEM_POOL_RESERVED;
 
     (void)self;
     /* The runtime would take a 0 for what is read only as "reset the high mark". */
-    if (field != GM_MEM_POOL_RELEASE_THRESHOLD) {
+    if (read_only || (field != GM_MEM_POOL_RELEASE_THRESHOLD && value != 0)) {
         return GM_DEVICE_ERROR((int)cudaErrorInvalidValue);
     }
     return cuda_status(

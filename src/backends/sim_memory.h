@@ -156,8 +156,10 @@ void sim_memory_reset(gm_sim *sim, int device);
 struct sim_pool {
     gm_mem_pool handle;
     int device;
-    size_t used;        // bytes the program has
-    size_t reserved;    // bytes held from the device
+    size_t used;      // bytes the program has
+    size_t reserved;  // bytes held from the device
+    size_t used_high; // the most there was since that was last set to 0
+    size_t reserved_high;
     uint64_t threshold; // bytes kept when somebody waits
     sim_range *oldest;  // parked ranges, in the order they were given back
     sim_range *newest;

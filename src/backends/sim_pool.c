@@ -154,6 +154,12 @@ take_parked(gm_sim *sim, sim_range *range, size_t size, sim_range **out)
     return GM_OK;
 }
 
+static void
+raise_high(size_t *high, size_t now)
+{
+    *high = now > *high ? now : *high;
+}
+
 /* Takes `size` bytes, whole units, for a pool from its device. */
 static gm_status
 take_fresh(gm_sim *sim, sim_pool *pool, size_t size, sim_range **out)
@@ -167,6 +173,7 @@ take_fresh(gm_sim *sim, sim_pool *pool, size_t size, sim_range **out)
     if (status == GM_OK) {
         range->pool = pool;
         pool->reserved += size;
+        raise_high(&pool->reserved_high, pool->reserved);
         *out = range;
     }
     return status;
@@ -207,6 +214,7 @@ sim_mem_alloc_async(
     }
     range->asked = size;
     pool->used += range->size;
+    raise_high(&pool->used_high, pool->used);
     sim->ledger.allocations++;
     sim->ledger.bytes += size;
     *out = range->start;
@@ -388,6 +396,12 @@ sim_pool_read(gm_sim *sim, gm_mem_pool handle, gm_mem_pool_field field, uint64_t
     case GM_MEM_POOL_RELEASE_THRESHOLD:
         *value = pool->threshold;
         return GM_OK;
+    case GM_MEM_POOL_USED_HIGH:
+        *value = pool->used_high;
+        return GM_OK;
+    case GM_MEM_POOL_RESERVED_HIGH:
+        *value = pool->reserved_high;
+        return GM_OK;
     default:
         return GM_DEVICE_ERROR(SIM_CODE_INVALID_VALUE);
     }
@@ -400,11 +414,23 @@ sim_pool_write(gm_sim *sim, gm_mem_pool handle, gm_mem_pool_field field, uint64_
     if (pool == NULL) {
         return sim_bad_value(sim);
     }
-    if (field != GM_MEM_POOL_RELEASE_THRESHOLD) {
+    if (field == GM_MEM_POOL_RELEASE_THRESHOLD) {
+        pool->threshold = value;
+        return GM_OK;
+    }
+    if (value != 0) {
         return GM_DEVICE_ERROR(SIM_CODE_INVALID_VALUE);
     }
-    pool->threshold = value;
-    return GM_OK;
+    switch (field) {
+    case GM_MEM_POOL_USED_HIGH:
+        pool->used_high = 0;
+        return GM_OK;
+    case GM_MEM_POOL_RESERVED_HIGH:
+        pool->reserved_high = 0;
+        return GM_OK;
+    default:
+        return GM_DEVICE_ERROR(SIM_CODE_INVALID_VALUE);
+    }
 }
 
 /* ---- for tests ---- */

@@ -73,6 +73,8 @@ typedef enum gm_mem_pool_field {
     GM_MEM_POOL_USED,              // bytes in use; read only
     GM_MEM_POOL_RESERVED,          // bytes held from the device; read only
     GM_MEM_POOL_RELEASE_THRESHOLD, // bytes kept rather than given back
+    GM_MEM_POOL_USED_HIGH,         // the most of USED since it was last set to 0
+    GM_MEM_POOL_RESERVED_HIGH,     // the same of RESERVED
 } gm_mem_pool_field;
 
 /* Values are the CUDA runtime's cudaMemcpyKind. */
@@ -244,7 +246,8 @@ typedef struct gm_backend {
      * or was freed in the order of a stream that has not got there, stays. */
     gm_status (*mem_pool_trim)(void *self, gm_mem_pool pool, size_t keep);
 
-    /* One number of a pool. Writing is for the fields that are not read only. */
+    /* One number of a pool. Writing is for the fields that are not read only; for the
+     * most there was, only 0, and it may read 0 until the next request. */
     gm_status (*mem_pool_read)(void *self,
                                gm_mem_pool pool,
                                gm_mem_pool_field field,

@@ -192,7 +192,7 @@ list_idle(idle_list *list, gm_pool *pool)
     gm_pool *sibling;
 
     list_add(list, pool);
-    while ((sibling = gm_pool_next_sibling(pool, &after)) != NULL) {
+    while ((sibling = gm_pool_next_sibling(pool, pool->device, &after)) != NULL) {
         if (sibling->upstream.room) {
             list_add(list, sibling);
         }
@@ -320,14 +320,15 @@ own_bytes_locked(const gm_pool *pool)
     return bytes;
 }
 
+/* What the pools on the device other than `pool` hold. */
 static void
-explain_siblings(gm_pool *pool, gm_shortage *s)
+explain_siblings(const gm_pool *pool, gm_shortage *s)
 {
     uint64_t after = 0;
     gm_pool *sibling;
 
     s->sibling_bytes = s->sibling_idle_bytes = 0;
-    while ((sibling = gm_pool_next_sibling(pool, &after)) != NULL) {
+    while ((sibling = gm_pool_next_sibling(pool, s->device, &after)) != NULL) {
         size_t own;
         size_t cached;
 
@@ -339,6 +340,21 @@ explain_siblings(gm_pool *pool, gm_shortage *s)
         s->sibling_bytes += own;
         s->sibling_idle_bytes += at_most(cached, own);
     }
+}
+
+/* What there is of the device, and who has it. A pool over managed memory holds what
+ * need not be on the device. */
+static void
+explain_device(gm_shortage *s, size_t device_free, size_t device_total)
+{
+    s->device_free = device_free;
+    s->device_total = device_total;
+    s->outside_bytes = less(device_total, device_free);
+    if (s->total_bytes != GM_UNKNOWN) {
+        s->outside_bytes = less(s->outside_bytes, s->total_bytes);
+    }
+    s->sibling_bytes = at_most(s->sibling_bytes, s->outside_bytes);
+    s->sibling_idle_bytes = at_most(s->sibling_idle_bytes, s->outside_bytes);
 }
 
 /* Why a device that has `s->rounded_size` bytes refused. */
@@ -359,8 +375,9 @@ cause_on_device(const gm_shortage *s)
     return others > own ? GM_CAUSE_OTHER_PROCESS : GM_CAUSE_FULL;
 }
 
+/* `room`: the device answers for its memory, rather than a callable. */
 static gm_cause
-cause_of(const gm_pool *pool, gm_status status, const gm_shortage *s)
+cause_of(bool room, gm_status status, const gm_shortage *s)
 {
     switch (status) {
     case GM_ERR_LIMIT:
@@ -372,10 +389,10 @@ cause_of(const gm_pool *pool, gm_status status, const gm_shortage *s)
     default:
         break;
     }
-    if (!pool->upstream.room) {
+    if (!room) {
         return GM_CAUSE_ALLOCATOR;
     }
-    if (s->device_total == GM_UNKNOWN) {
+    if (s->device_total == GM_UNKNOWN || s->total_bytes == GM_UNKNOWN) {
         return GM_CAUSE_FULL; // it said so, and nothing more
     }
     return s->rounded_size > s->device_total ? GM_CAUSE_TOO_LARGE : cause_on_device(s);
@@ -400,15 +417,9 @@ gm_pool_explain(gm_pool *pool,
     gm_pool_unlock(pool);
     explain_siblings(pool, &s);
     if (ask_upstream(pool, &room)) {
-        s.device_free = room.free_bytes;
-        s.device_total = room.total_bytes;
-        s.outside_bytes = less(room.total_bytes, room.free_bytes);
-        s.outside_bytes = less(s.outside_bytes, s.total_bytes);
-        /* A pool over managed memory holds what need not be on the device. */
-        s.sibling_bytes = at_most(s.sibling_bytes, s.outside_bytes);
-        s.sibling_idle_bytes = at_most(s.sibling_idle_bytes, s.outside_bytes);
+        explain_device(&s, room.free_bytes, room.total_bytes);
     }
-    s.cause = cause_of(pool, status, &s);
+    s.cause = cause_of(pool->upstream.room != NULL, status, &s);
     s.largest_available_block =
         s.cause == GM_CAUSE_CAPTURE
             ? s.largest_free_block
@@ -417,4 +428,18 @@ gm_pool_explain(gm_pool *pool,
         s.missing_bytes = less(s.rounded_size, s.largest_available_block);
     }
     *out = s;
+}
+
+void
+gm_explain_outside(const gm_backend *backend, gm_status status, gm_shortage *s)
+{
+    size_t device_free = 0;
+    size_t device_total = 0;
+
+    explain_siblings(NULL, s);
+    if (!gm_process_is_special() &&
+        gm_backend_mem_info(backend, s->device, &device_free, &device_total) == GM_OK) {
+        explain_device(s, device_free, device_total);
+    }
+    s->cause = cause_of(true, status, s);
 }

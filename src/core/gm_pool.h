@@ -141,6 +141,11 @@ GM_MUST_CHECK gm_status gm_pool_placement(gm_pool *pool,
 size_t gm_pool_release_idle(gm_pool *pool);
 size_t gm_pool_release_idle_of(gm_pool *pool, gm_stream_key key);
 
+/* The same of all pools on a device, for a request outside of them that failed with
+ * `why`: for a limit, only of those that may lie over what has it. Waits for what is
+ * pending there. */
+size_t gm_pools_release_idle(int device, gm_status why);
+
 /* Highest total in bytes, 0 for none. Where more is held, idle segments go back as by
  * gm_pool_release_idle; live blocks stay, so that the total may remain above it. */
 gm_status gm_pool_set_limit(gm_pool *pool, size_t limit);
@@ -162,6 +167,11 @@ void gm_pool_explain(gm_pool *pool,
                      const gm_request *request,
                      gm_status status,
                      gm_shortage *out);
+
+/* The same for a request outside of all pools. *s has the device, the sizes, and what
+ * whoever made the request holds there: used_bytes, cached_bytes and total_bytes. Adds
+ * the device, what the pools hold of it, and the cause. */
+void gm_explain_outside(const gm_backend *backend, gm_status status, gm_shortage *s);
 
 /* The peaks begin anew, at what is held now. */
 gm_status gm_pool_reset_peaks(gm_pool *pool);

@@ -286,9 +286,9 @@ gm_pool_note_cached_locked(gm_pool *pool)
     }
 }
 
-/* The next pool on the list after number `after`, on the same device and not `pool`
- * itself; *after is then its number. With a reference; NULL at the end. */
-gm_pool *gm_pool_next_sibling(const gm_pool *pool, uint64_t *after);
+/* The next pool on the list after number `after`, on that device and not `pool` (NULL:
+ * none is left out); *after is then its number. With a reference; NULL at the end. */
+gm_pool *gm_pool_next_sibling(const gm_pool *pool, int device, uint64_t *after);
 
 /* Makes `block` live for `request`, counting it and the peaks. */
 void gm_pool_hand_out_locked(gm_pool *pool, gm_block *block, const gm_request *request);

@@ -35,7 +35,7 @@ hold_pool(gm_pool_link *link)
 }
 
 gm_pool *
-gm_pool_next_sibling(const gm_pool *pool, uint64_t *after)
+gm_pool_next_sibling(const gm_pool *pool, int device, uint64_t *after)
 {
     gm_pool_link *link;
 
@@ -43,7 +43,7 @@ gm_pool_next_sibling(const gm_pool *pool, uint64_t *after)
         gm_pool *sibling = pool_of_link(link);
 
         *after = link->number;
-        if (sibling != pool && sibling->device == pool->device) {
+        if (sibling != pool && sibling->device == device) {
             return sibling;
         }
         gm_pool_unref(sibling);
@@ -59,16 +59,16 @@ may_lie_over_another(const gm_pool *pool)
     return !pool->upstream.room;
 }
 
-/* Gives back what the other pools of the device have idle, or with `over` only those
- * that may lie over another pool. Returns bytes. */
+/* Gives back what the pools of the device other than `pool` have idle, or with `over`
+ * only those that may lie over another pool. Returns bytes. */
 static size_t
-release_siblings(const gm_pool *pool, bool over)
+release_siblings(const gm_pool *pool, int device, bool over)
 {
     size_t bytes = 0;
     uint64_t after = 0;
     gm_pool *sibling;
 
-    while ((sibling = gm_pool_next_sibling(pool, &after)) != NULL) {
+    while ((sibling = gm_pool_next_sibling(pool, device, &after)) != NULL) {
         if (!over || may_lie_over_another(sibling)) {
             (void)gm_pool_settle_all(sibling); // as much as comes free goes below
             bytes += gm_pool_release_idle(sibling);
@@ -78,6 +78,14 @@ release_siblings(const gm_pool *pool, bool over)
         gm_pool_unref(sibling);
     }
     return bytes;
+}
+
+size_t
+gm_pools_release_idle(int device, gm_status why)
+{
+    gm_pools_sweep();
+    return gm_process_is_forked() ? 0
+                                  : release_siblings(NULL, device, why == GM_ERR_LIMIT);
 }
 
 void
@@ -115,7 +123,7 @@ reclaim(gm_pool *pool, reclaim_stage stage, gm_status why, const gm_rescue *resc
     case RECLAIM_OWN:
         return gm_pool_release_idle(pool) > 0;
     case RECLAIM_SIBLINGS:
-        return release_siblings(pool, why == GM_ERR_LIMIT) > 0;
+        return release_siblings(pool, pool->device, why == GM_ERR_LIMIT) > 0;
     case RECLAIM_LEND: // frees nothing: see pool_attempt_all
         return false;
     case RECLAIM_GARBAGE:

@@ -6,33 +6,12 @@
  * The figures are the driver's, for all that takes from its pool. Reading them touches
  * no other device.
  */
-#include "memory_kinds.h"
+#include "async_pool.h"
 #include "pools.h"
 #include "stream.h"
 
 #include "core/gm_capture.h" // gm_capture_postpone_trim
-#include "core/gm_process.h" // gm_process_is_forked
-
-int
-gmpy_async_pool_find(const gmpy_async_pool *self,
-                     PyObject *device_arg,
-                     int *device,
-                     gm_mem_pool *out)
-{
-    if (!self->pools) {
-        PyErr_SetString(PyExc_RuntimeError, "the pool was not initialized");
-        return -1;
-    }
-    if (gm_process_is_forked()) {
-        gmpy_raise(self->st, GM_ERR_FORKED, "using a memory pool");
-        return -1;
-    }
-    if (gmpy_as_device_or_current(self->st, device_arg, device) < 0) {
-        return -1;
-    }
-    *out = self->pools[*device];
-    return 0;
-}
+#include "core/gm_process.h" // gm_process_is_capturing
 
 gm_status
 gmpy_async_pool_read(const gm_backend *backend,
@@ -46,9 +25,8 @@ gmpy_async_pool_read(const gm_backend *backend,
         status = gm_backend_mem_pool_read(backend, pool, GM_MEM_POOL_RESERVED,
                                           &out->reserved);
     }
-    if (status == GM_OK) {
-        status = gm_backend_mem_pool_read(backend, pool, GM_MEM_POOL_RELEASE_THRESHOLD,
-                                          &out->threshold);
+    if (status == GM_OK && out->reserved < out->used) { // somebody trimmed in between
+        out->used = out->reserved;
     }
     return status;
 }
@@ -138,19 +116,19 @@ gmpy_async_pool_free_all_blocks(PyObject *op,
 {
     static const gmpy_signature signature = {
         "free_all_blocks", 2, 0, 1, {"stream", "device"}};
-    const gmpy_async_pool *self = (const gmpy_async_pool *)op;
+    gmpy_async_pool *self = (gmpy_async_pool *)op;
     PyObject *given[2];
-    gm_mem_pool pool;
+    gmpy_async_part part;
     int result;
     int device;
     gm_device_mark back;
 
     if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
-        gmpy_async_pool_find(self, given[1], &device, &pool) < 0 ||
+        gmpy_async_pool_find(self, given[1], &device, &part) < 0 ||
         gmpy_device_enter(self->st, device, &back) < 0) {
         return NULL;
     }
-    result = trim_after(self->st, given[0], device, pool);
+    result = trim_after(self->st, given[0], device, part.pool);
     gmpy_device_leave(self->st, &back);
     if (result < 0) {
         return NULL;
@@ -160,23 +138,48 @@ gmpy_async_pool_free_all_blocks(PyObject *op,
 
 /* ---- asking ---- */
 
-/* The figures of the pool of the device that a call of `method` names. 0 or -1. */
-static int
-ask_figures(PyObject *op,
-            const gmpy_signature *signature,
-            PyObject *const *args,
-            Py_ssize_t nargs,
-            PyObject *kwnames,
-            gmpy_async_figures *out)
+/* What can be asked about a device's pool. */
+typedef struct answer {
+    gmpy_async_part part;
+    gmpy_async_figures now;
+    gmpy_async_figures high;
+} answer;
+
+/* Needs no interpreter. */
+static gm_status
+read_high(const gm_backend *b, answer *out)
 {
-    const gmpy_async_pool *self = (const gmpy_async_pool *)op;
+    gm_mem_pool pool = out->part.pool;
+    gmpy_async_figures *high = &out->high;
+    gm_status status =
+        gm_backend_mem_pool_read(b, pool, GM_MEM_POOL_USED_HIGH, &high->used);
+
+    if (status == GM_OK) {
+        status = gm_backend_mem_pool_read(b, pool, GM_MEM_POOL_RESERVED_HIGH,
+                                          &high->reserved);
+    }
+    /* The driver begins at 0 and not at what there is. */
+    high->used = high->used > out->now.used ? high->used : out->now.used;
+    high->reserved =
+        high->reserved > out->now.reserved ? high->reserved : out->now.reserved;
+    return status;
+}
+
+/* The part that a call of a method with `signature` is about, where the driver can be
+ * asked. 0 or -1. */
+static int
+ask_part(gmpy_async_pool *self,
+         const gmpy_signature *signature,
+         PyObject *const *args,
+         Py_ssize_t nargs,
+         PyObject *kwnames,
+         gmpy_async_part *out)
+{
     PyObject *device_arg;
-    gm_mem_pool pool;
-    gm_status status;
     int device;
 
     if (gmpy_unpack(signature, args, nargs, kwnames, &device_arg) < 0 ||
-        gmpy_async_pool_find(self, device_arg, &device, &pool) < 0) {
+        gmpy_async_pool_find(self, device_arg, &device, out) < 0) {
         return -1;
     }
     if (!self->has_figures) {
@@ -185,8 +188,31 @@ ask_figures(PyObject *op,
                         "CUDA 11.3");
         return -1;
     }
+    return 0;
+}
+
+/* The figures; the highest too with `high`. 0 or -1. */
+static int
+ask_figures(PyObject *op,
+            const gmpy_signature *signature,
+            PyObject *const *args,
+            Py_ssize_t nargs,
+            PyObject *kwnames,
+            bool high,
+            answer *out)
+{
+    gmpy_async_pool *self = (gmpy_async_pool *)op;
+    const gm_backend *b = self->st->backend;
+    gm_status status;
+
+    if (ask_part(self, signature, args, nargs, kwnames, &out->part) < 0) {
+        return -1;
+    }
     Py_BEGIN_ALLOW_THREADS
-    status = gmpy_async_pool_read(self->st->backend, pool, out);
+    status = gmpy_async_pool_read(b, out->part.pool, &out->now);
+    if (status == GM_OK && high) {
+        status = read_high(b, out);
+    }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         gmpy_raise(self->st, status, "asking a memory pool for its figures");
@@ -195,35 +221,110 @@ ask_figures(PyObject *op,
     return 0;
 }
 
+#define ABOUT_DEVICE                                                                   \
+    "\n"                                                                               \
+    "Args:\n"                                                                          \
+    "    device (int or Device): which device's pool; the current one's if None.\n"    \
+    "\n"                                                                               \
+    "Raises:\n"                                                                        \
+    "    RuntimeError: the driver cannot be asked, or the pool was given by its\n"     \
+    "        handle and is gone since a reset of the device.\n"                        \
+    "    ValueError: there is no such device."
+
 #define FIGURE(name, value, text)                                                      \
     PyObject *gmpy_async_pool_##name(PyObject *op, PyObject *const *args,              \
                                      Py_ssize_t nargs, PyObject *kwnames)              \
     {                                                                                  \
         static const gmpy_signature signature = {#name, 1, 0, 1, {"device"}};          \
-        gmpy_async_figures f;                                                          \
+        answer a;                                                                      \
                                                                                        \
-        return ask_figures(op, &signature, args, nargs, kwnames, &f) < 0               \
+        return ask_figures(op, &signature, args, nargs, kwnames, false, &a) < 0        \
                    ? NULL                                                              \
                    : PyLong_FromUnsignedLongLong(value);                               \
     }                                                                                  \
-    const char gmpy_async_pool_##name##_doc[] = PyDoc_STR(                             \
-        #name "($self, device=None)\n"                                                 \
-              "--\n"                                                                   \
-              "\n"                                                                     \
-              "Returns the bytes " text "\n"                                           \
-              "\n"                                                                     \
-              "Args:\n"                                                                \
-              "    device (int or Device): which device's pool; the current one's\n"   \
-              "        if None.\n"                                                     \
-              "\n"                                                                     \
-              "Raises:\n"                                                              \
-              "    RuntimeError: the driver cannot be asked.\n"                        \
-              "    ValueError: there is no such device.");
-FIGURE(used_bytes, f.used, "that are in use.")
-FIGURE(total_bytes, f.reserved, "that the pool holds from the device.")
-FIGURE(free_bytes, f.reserved - f.used, "that it holds and that are not in use.")
-FIGURE(get_limit, f.threshold, "that it may hold, 2**64-1 for no limit.")
+    const char gmpy_async_pool_##name##_doc[] =                                        \
+        PyDoc_STR(#name "($self, device=None)\n"                                       \
+                        "--\n"                                                         \
+                        "\n"                                                           \
+                        "Returns the bytes " text "\n" ABOUT_DEVICE);
+FIGURE(used_bytes, a.now.used, "that are in use.")
+FIGURE(total_bytes, a.now.reserved, "that the pool holds from the device.")
+FIGURE(free_bytes,
+       a.now.reserved - a.now.used,
+       "that it holds and that are not in use.")
 #undef FIGURE
+
+const char gmpy_async_pool_stats_doc[] = PyDoc_STR(
+    "stats($self, device=None)\n"
+    "--\n"
+    "\n"
+    "Returns what the driver tells of a device's pool, as a dictionary of integers.\n"
+    "\n"
+    "The names are those of MemoryPool.stats(). The figures are for all that takes\n"
+    "from the driver's pool, and read one after the other.\n"
+    "\n"
+    "    used_bytes: bytes in use\n"
+    "    free_bytes: bytes cached for reuse\n"
+    "    total_bytes: bytes held from the device\n"
+    "    limit_bytes: highest total for requests through this object, 0 for none\n"
+    "    peak_used_bytes: highest used_bytes since the peaks were reset\n"
+    "    peak_total_bytes: highest total_bytes since then\n" ABOUT_DEVICE);
+
+PyObject *
+gmpy_async_pool_stats(PyObject *op,
+                      PyObject *const *args,
+                      Py_ssize_t nargs,
+                      PyObject *kwnames)
+{
+    static const gmpy_signature signature = {"stats", 1, 0, 1, {"device"}};
+    answer a;
+
+    if (ask_figures(op, &signature, args, nargs, kwnames, true, &a) < 0) {
+        return NULL;
+    }
+    return Py_BuildValue("{sKsKsKsKsKsK}", "used_bytes", (unsigned long long)a.now.used,
+                         "free_bytes",
+                         (unsigned long long)(a.now.reserved - a.now.used),
+                         "total_bytes", (unsigned long long)a.now.reserved,
+                         "limit_bytes", (unsigned long long)a.part.limit,
+                         "peak_used_bytes", (unsigned long long)a.high.used,
+                         "peak_total_bytes", (unsigned long long)a.high.reserved);
+}
+
+const char gmpy_async_pool_reset_peak_stats_doc[] = PyDoc_STR(
+    "reset_peak_stats($self, device=None)\n"
+    "--\n"
+    "\n"
+    "Lets the peaks in stats() begin anew, at what is held now.\n"
+    "\n"
+    "They are the driver's, and so those of every object on its pool.\n" ABOUT_DEVICE);
+
+PyObject *
+gmpy_async_pool_reset_peak_stats(PyObject *op,
+                                 PyObject *const *args,
+                                 Py_ssize_t nargs,
+                                 PyObject *kwnames)
+{
+    static const gmpy_signature signature = {"reset_peak_stats", 1, 0, 1, {"device"}};
+    gmpy_async_pool *self = (gmpy_async_pool *)op;
+    const gm_backend *b = self->st->backend;
+    gmpy_async_part part;
+    gm_status status;
+
+    if (ask_part(self, &signature, args, nargs, kwnames, &part) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = gm_backend_mem_pool_write(b, part.pool, GM_MEM_POOL_USED_HIGH, 0);
+    if (status == GM_OK) {
+        status = gm_backend_mem_pool_write(b, part.pool, GM_MEM_POOL_RESERVED_HIGH, 0);
+    }
+    Py_END_ALLOW_THREADS
+    if (status != GM_OK) {
+        return gmpy_raise(self->st, status, "resetting the peaks of a memory pool");
+    }
+    Py_RETURN_NONE;
+}
 
 const char gmpy_async_pool_n_free_blocks_doc[] =
     PyDoc_STR("n_free_blocks($self, device=None)\n"
@@ -239,24 +340,53 @@ gmpy_async_pool_n_free_blocks(PyObject *op,
 {
     static const gmpy_signature signature = {"n_free_blocks", 1, 0, 1, {"device"}};
     PyObject *device_arg;
-    gm_mem_pool pool;
+    gmpy_async_part part;
     int device;
 
     if (gmpy_unpack(&signature, args, nargs, kwnames, &device_arg) == 0 &&
-        gmpy_async_pool_find((gmpy_async_pool *)op, device_arg, &device, &pool) == 0) {
+        gmpy_async_pool_find((gmpy_async_pool *)op, device_arg, &device, &part) == 0) {
         PyErr_SetString(PyExc_NotImplementedError,
                         "the driver does not tell how many blocks its pool has cached");
     }
     return NULL;
 }
 
+/* ---- the limit ---- */
+
+const char gmpy_async_pool_get_limit_doc[] = PyDoc_STR(
+    "get_limit($self, device=None)\n"
+    "--\n"
+    "\n"
+    "Returns the bytes that a device's pool may hold for requests through this\n"
+    "object, 2**64-1 for no limit.\n" ABOUT_DEVICE);
+
+PyObject *
+gmpy_async_pool_get_limit(PyObject *op,
+                          PyObject *const *args,
+                          Py_ssize_t nargs,
+                          PyObject *kwnames)
+{
+    static const gmpy_signature signature = {"get_limit", 1, 0, 1, {"device"}};
+    PyObject *device_arg;
+    gmpy_async_part part;
+    int device;
+
+    if (gmpy_unpack(&signature, args, nargs, kwnames, &device_arg) < 0 ||
+        gmpy_async_pool_find((gmpy_async_pool *)op, device_arg, &device, &part) < 0) {
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(part.limit ? part.limit : UINT64_MAX);
+}
+
 const char gmpy_async_pool_set_limit_doc[] = PyDoc_STR(
     "set_limit($self, size=None, fraction=None, *, device=None)\n"
     "--\n"
     "\n"
-    "Sets the most that a device's pool may hold: the driver's\n"
-    "release threshold, beyond which it gives back at the next wait what is free,\n"
-    "and a soft limit for requests through this object.\n"
+    "Sets the most that a device's pool may hold for requests through this object.\n"
+    "\n"
+    "Also makes it the driver's release threshold, beyond which the pool gives back\n"
+    "at the next wait what is free. Others may set that too, which does not change\n"
+    "the limit.\n"
     "\n"
     "Args:\n"
     "    size (int): bytes; 0 for no limit.\n"
@@ -267,6 +397,8 @@ const char gmpy_async_pool_set_limit_doc[] = PyDoc_STR(
     "Raises:\n"
     "    ValueError: both are given, one is out of range, or there is no such\n"
     "        device.\n"
+    "    RuntimeError: the pool was given by its handle and is gone since a reset\n"
+    "        of the device.\n"
     "    TypeError: size is not an integer, or fraction not a number.");
 
 PyObject *
@@ -277,25 +409,28 @@ gmpy_async_pool_set_limit(PyObject *op,
 {
     static const gmpy_signature signature = {
         "set_limit", 3, 0, 2, {"size", "fraction", "device"}};
-    const gmpy_async_pool *self = (const gmpy_async_pool *)op;
+    gmpy_async_pool *self = (gmpy_async_pool *)op;
     PyObject *given[3];
-    gm_mem_pool pool;
+    gmpy_async_part part;
     gm_status status;
     size_t limit;
     int device;
 
     if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
-        gmpy_async_pool_find(self, given[2], &device, &pool) < 0 ||
+        gmpy_async_pool_find(self, given[2], &device, &part) < 0 ||
         gmpy_as_limit(self->st, device, given[0], given[1], &limit) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    status = gm_backend_mem_pool_write(self->st->backend, pool,
+    status = gm_backend_mem_pool_write(self->st->backend, part.pool,
                                        GM_MEM_POOL_RELEASE_THRESHOLD,
                                        limit ? limit : UINT64_MAX);
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         return gmpy_raise(self->st, status, "setting a memory pool's limit");
     }
+    Py_BEGIN_CRITICAL_SECTION(self);
+    self->parts[device].limit = limit;
+    Py_END_CRITICAL_SECTION();
     Py_RETURN_NONE;
 }

@@ -95,6 +95,9 @@ memory_async_take(memory_async *self, const gm_backend *backend, size_t size)
     gm_status status;
     gm_device_mark back;
 
+    if (size == 0) {
+        return GM_OK;
+    }
     status = gmpy_stream_enter(backend, &self->ref, &back);
     if (status != GM_OK) {
         return status;
@@ -103,7 +106,7 @@ memory_async_take(memory_async *self, const gm_backend *backend, size_t size)
     if (status == GM_OK) {
         status = check_not_recording(self, backend);
     }
-    if (status == GM_OK && size > 0) {
+    if (status == GM_OK) {
         status = gm_backend_mem_alloc_async(backend, self->device, size,
                                             self->ref.handle, &self->owned);
     }
@@ -112,8 +115,13 @@ memory_async_take(memory_async *self, const gm_backend *backend, size_t size)
     return status;
 }
 
+/* As gmpy_memory_async_new. 0 or -1. */
 static int
-memory_async_open(memory_async *self, gmpy_state *st, size_t size, PyObject *stream)
+memory_async_open(memory_async *self,
+                  gmpy_state *st,
+                  size_t size,
+                  PyObject *stream,
+                  gm_status *refused)
 {
     const gm_backend *backend = gmpy_backend(st);
     gm_status status;
@@ -138,6 +146,10 @@ memory_async_open(memory_async *self, gmpy_state *st, size_t size, PyObject *str
             return -1;
         }
     }
+    if (refused && (status == GM_ERR_OUT_OF_MEMORY || status == GM_ERR_CAPTURING)) {
+        *refused = status;
+        return -1;
+    }
     if (status != GM_OK) {
         gmpy_raise(st, status, "allocating memory in stream order");
         return -1;
@@ -149,9 +161,11 @@ memory_async_open(memory_async *self, gmpy_state *st, size_t size, PyObject *str
     return 0;
 }
 
-/* Initializes `op` whole. `stream`: NULL or None is the current one. 0 or -1. */
+/* Initializes `op` whole. `stream`: NULL or None is the current one; `refused`: as in
+ * gmpy_memory_async_new. 0 or -1. */
 static int
-memory_async_start(PyObject *op, gmpy_state *st, size_t size, PyObject *stream)
+memory_async_start(
+    PyObject *op, gmpy_state *st, size_t size, PyObject *stream, gm_status *refused)
 {
     memory_async *self = (memory_async *)op;
     int device = gmpy_backend(st) ? gmpy_current_device(st) : -1;
@@ -161,7 +175,7 @@ memory_async_start(PyObject *op, gmpy_state *st, size_t size, PyObject *stream)
     }
     self->stream = stream && stream != Py_None ? Py_NewRef(stream)
                                                : gmpy_current_stream(st, device);
-    if (!self->stream || memory_async_open(self, st, size, self->stream) < 0) {
+    if (!self->stream || memory_async_open(self, st, size, self->stream, refused) < 0) {
         gmpy_drop(&self->stream);
         return -1;
     }
@@ -184,16 +198,16 @@ memory_async_init(PyObject *op, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_RuntimeError, "a MemoryAsync is initialized once");
         return -1;
     }
-    return memory_async_start(op, gmpy_state_of(op), size, given[1]);
+    return memory_async_start(op, gmpy_state_of(op), size, given[1], NULL);
 }
 
 PyObject *
-gmpy_memory_async_new(gmpy_state *st, size_t size)
+gmpy_memory_async_new(gmpy_state *st, size_t size, gm_status *refused)
 {
     PyTypeObject *type = gmpy_type(st->MemoryAsyncType);
     PyObject *self = type->tp_alloc(type, 0);
 
-    if (self && memory_async_start(self, st, size, NULL) < 0) {
+    if (self && memory_async_start(self, st, size, NULL, refused) < 0) {
         Py_CLEAR(self);
     }
     return self;
@@ -413,7 +427,7 @@ malloc_async(PyObject *module,
         gmpy_as_size(given[0], "size", &size) < 0) {
         return NULL;
     }
-    return gmpy_pointer_to_new(st, gmpy_memory_async_new(st, size));
+    return gmpy_pointer_to_new(st, gmpy_memory_async_new(st, size, NULL));
 }
 
 PyMethodDef gmpy_memory_async_methods[] = {

@@ -3,28 +3,31 @@
  * MemoryAsyncPool: the driver's own pools of stream-ordered memory, one a device, with
  * a pool's methods.
  *
- * The caching is the driver's; this chooses which of its pools each device takes from
- * and allocates. Trimming, figures and the limit are in async_pool_figures.c.
+ * The caching is the driver's; this allocates. Which of its pools each device takes
+ * from is chosen in async_pool_choice.c; trimming, figures and the limit are in
+ * async_pool_figures.c.
  *
- * The limit is the driver's release threshold, which decides how much the pool keeps
- * and does not stop anybody. So each request that would make the pool grow is compared
- * with it first; two that come at once may pass together, and other libraries are not
- * asked. That is a soft limit.
+ * The limit is the object's. It is also made the driver's release threshold, which
+ * decides how much the pool keeps, does not stop anybody and may be set by others. So
+ * each request that would make the pool grow is compared with the limit first; two that
+ * come at once may pass together, and other libraries are not asked. That is a soft
+ * limit.
  *
  * Want of memory, of the limit or the device: wait for the current stream and trim, so
- * that what was freed in its order is there; then collect garbage, wait for the device
- * and trim; then OutOfMemoryError.
+ * that what was freed in its order is there; then have the other pools of the process
+ * give back what they have idle; then collect garbage, wait for the device and do both
+ * again; then OutOfMemoryError.
  *
- * Cost: a request is MemoryAsync's and two reads of the driver's figures. Threading:
- * nothing changes after construction; any thread.
+ * Cost: a request is MemoryAsync's and a look at the life of the device; with a limit
+ * also two reads of the driver's figures. Threading: any thread.
  */
+#include "async_pool.h"
 #include "guard.h"
-#include "memory_kinds.h"
 #include "out_of_memory.h"
 #include "pools.h"
 #include "stream.h"
 
-#include "core/gm_process.h" // gm_process_is_forked
+#include "core/gm_process.h" // gm_process_is_capturing
 #include "core/gm_size.h"    // gm_size_round
 
 PyDoc_STRVAR(
@@ -41,7 +44,9 @@ PyDoc_STRVAR(
     "\n"
     "Making one sets which pool each device takes stream-ordered memory from, for\n"
     "the whole process, and how much it keeps: all of it, or what\n"
-    "GPUMEM_MEMORY_LIMIT says. Safe to share between threads.\n"
+    "GPUMEM_MEMORY_LIMIT says. If it raises, nothing was set. Once a device was\n"
+    "reset, the pool that it takes from then is used; one given by its handle is\n"
+    "gone and refused. Safe to share between threads.\n"
     "\n"
     "Args:\n"
     "    pool_handles (str, int or sequence): 'current', the pool that each device\n"
@@ -55,135 +60,11 @@ PyDoc_STRVAR(
     "    CUDARuntimeError: the driver refused.\n"
     "    NotImplementedError: for 'create'.\n"
     "    RuntimeError: a device has no stream-ordered memory.\n"
+    "    TypeError: it is bytes.\n"
     "    ValueError: it is none of these, or of another length than there are\n"
     "        devices.");
 
-/* ---- which pools ---- */
-
-static int
-refuse_handle(PyObject *arg)
-{
-    if (PyUnicode_Check(arg) && PyUnicode_CompareWithASCIIString(arg, "create") == 0) {
-        PyErr_SetString(PyExc_NotImplementedError,
-                        "pool_handles='create' is not offered; make a pool by the "
-                        "driver and give its handle");
-        return -1;
-    }
-    PyErr_Format(PyExc_ValueError,
-                 "pool_handles must be 'current', 'default', a native handle or a "
-                 "sequence of these, not %R",
-                 arg);
-    return -1;
-}
-
-/* Asks for a pool of the device's own. 0 or -1. */
-static int
-ask_pool(gmpy_state *st, int device, bool original, gm_mem_pool *out)
-{
-    gm_status status;
-
-    Py_BEGIN_ALLOW_THREADS
-    status = gm_backend_mem_pool_get(st->backend, device, original, out);
-    Py_END_ALLOW_THREADS
-    if (status != GM_OK) {
-        gmpy_raise(st, status, "asking for a device's memory pool");
-        return -1;
-    }
-    return 0;
-}
-
-/* The pool that one handle means on a device. 0 or -1. */
-static int
-as_pool(gmpy_state *st, int device, PyObject *arg, gm_mem_pool *out)
-{
-    uintptr_t handle;
-
-    if (PyUnicode_Check(arg)) {
-        bool original = PyUnicode_CompareWithASCIIString(arg, "default") == 0;
-
-        if (!original && PyUnicode_CompareWithASCIIString(arg, "current") != 0) {
-            return refuse_handle(arg);
-        }
-        return ask_pool(st, device, original, out);
-    }
-    if (!PyIndex_Check(arg)) {
-        return refuse_handle(arg);
-    }
-    if (gmpy_as_address(arg, "pool_handles", &handle) < 0) {
-        return -1;
-    }
-    if (!handle) {
-        return refuse_handle(arg);
-    }
-    *out = handle;
-    return 0;
-}
-
-/* Has the device take from the pool, and the pool keep what the environment says. Needs
- * no interpreter. */
-static gm_status
-choose_pool(const gm_backend *backend, int device, gm_mem_pool pool, uint64_t keep)
-{
-    gm_mem_pool before = 0;
-    gm_status status = gm_backend_mem_pool_get(backend, device, false, &before);
-
-    if (status == GM_OK && before != pool) {
-        status = gm_backend_mem_pool_set(backend, device, pool);
-    }
-    return status == GM_OK ? gm_backend_mem_pool_write(
-                                 backend, pool, GM_MEM_POOL_RELEASE_THRESHOLD, keep)
-                           : status;
-}
-
-static int
-open_device(gmpy_async_pool *self, int device, PyObject *handle)
-{
-    gmpy_state *st = self->st;
-    gm_mem_pool pool = 0;
-    gm_status status;
-    size_t limit;
-
-    if (gmpy_require_support(st, device, GM_DEVICE_MEMORY_POOLS, GMPY_LACK_OF_POOLS) <
-            0 ||
-        as_pool(st, device, handle, &pool) < 0 ||
-        gmpy_default_limit(st, device, &limit) < 0) {
-        return -1;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    status = choose_pool(st->backend, device, pool, limit ? limit : UINT64_MAX);
-    Py_END_ALLOW_THREADS
-    if (status != GM_OK) {
-        gmpy_raise(st, status, "choosing a device's memory pool");
-        return -1;
-    }
-    self->pools[device] = pool;
-    return 0;
-}
-
-/* The handles, one a device: a new tuple. */
-static PyObject *
-as_handles(gmpy_state *st, PyObject *arg)
-{
-    PyObject *handles;
-
-    if (!arg || PyUnicode_Check(arg) || !PySequence_Check(arg)) {
-        PyObject *one = arg ? Py_NewRef(arg) : PyUnicode_FromString("current");
-
-        handles = one ? PyTuple_New(st->device_count) : NULL;
-        for (int i = 0; handles && i < st->device_count; i++) {
-            PyTuple_SET_ITEM(handles, i, Py_NewRef(one));
-        }
-        Py_XDECREF(one);
-        return handles;
-    }
-    handles = PySequence_Tuple(arg);
-    if (handles && PyTuple_GET_SIZE(handles) != st->device_count) {
-        PyErr_Format(PyExc_ValueError, "there are %d devices and %zd pool_handles",
-                     st->device_count, PyTuple_GET_SIZE(handles));
-        Py_CLEAR(handles);
-    }
-    return handles;
-}
+/* ---- life ---- */
 
 static int
 memory_async_pool_init(PyObject *op, PyObject *args, PyObject *kwargs)
@@ -193,40 +74,15 @@ memory_async_pool_init(PyObject *op, PyObject *args, PyObject *kwargs)
     gmpy_async_pool *self = (gmpy_async_pool *)op;
     gmpy_state *st = self->st;
     PyObject *given[1];
-    PyObject *handles;
-    int result = 0;
 
     if (gmpy_unpack_init(&signature, args, kwargs, given) < 0 || !gmpy_backend(st)) {
         return -1;
     }
-    if (self->pools) {
+    if (self->parts) {
         PyErr_SetString(PyExc_RuntimeError, "a MemoryAsyncPool is initialized once");
         return -1;
     }
-    handles = as_handles(st, given[0]);
-    if (!handles) {
-        return -1;
-    }
-    self->pools = PyMem_Calloc((size_t)st->device_count, sizeof(*self->pools));
-    if (!self->pools) {
-        PyErr_NoMemory();
-        result = -1;
-    }
-    for (int device = 0; result == 0 && device < st->device_count; device++) {
-        result = open_device(self, device, PyTuple_GET_ITEM(handles, device));
-    }
-    Py_DECREF(handles);
-    if (result == 0) {
-        gmpy_async_figures figures;
-
-        self->has_figures =
-            gmpy_async_pool_read(st->backend, self->pools[0], &figures) == GM_OK;
-    }
-    else {
-        PyMem_Free(self->pools);
-        self->pools = NULL;
-    }
-    return result;
+    return gmpy_async_pool_open(self, given[0]);
 }
 
 static PyObject *
@@ -248,7 +104,7 @@ memory_async_pool_dealloc(PyObject *op)
 {
     PyTypeObject *type = Py_TYPE(op);
 
-    PyMem_Free(((gmpy_async_pool *)op)->pools);
+    PyMem_Free(((gmpy_async_pool *)op)->parts);
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -257,101 +113,137 @@ memory_async_pool_dealloc(PyObject *op)
 
 /* A request under way. */
 typedef struct async_request {
-    const gmpy_async_pool *self;
-    gm_mem_pool pool;
+    gmpy_async_pool *self;
+    gmpy_async_part part;
     int device;
-    size_t size;              // as asked
-    size_t rounded;           // to whole units
-    gmpy_async_figures found; // as of the last look
-    bool limited;             // the limit refused it last, and not the device
+    size_t size;       // as asked
+    size_t rounded;    // to whole units
+    gm_status refused; // why the last attempt found nothing
 } async_request;
 
 typedef enum async_stage {
     STAGE_PLAIN,
-    STAGE_STREAM,  // after a wait for the current stream
-    STAGE_GARBAGE, // after a collection and a wait for the device
+    STAGE_STREAM,   // after a wait for the current stream
+    STAGE_SIBLINGS, // after other pools gave back what they had idle
+    STAGE_GARBAGE,  // after a collection, and all of that again
     STAGES,
 } async_stage;
 
-/* Makes room: what was freed in stream order is there after the wait. */
+static int
+collect_garbage(gmpy_state *st)
+{
+    int ran = gmpy_collect_garbage(st, true);
+
+    if (ran < 0) {
+        return -1;
+    }
+    gmpy_guards_settle(st, ran > 0);
+    return 0;
+}
+
+/* What was freed in the order of the current stream, or with `whole` of any, is there
+ * and goes back to the device. Needs no interpreter. */
+static gm_status
+wait_and_trim(const async_request *r, const gmpy_stream_ref *stream, bool whole)
+{
+    const gm_backend *b = r->self->st->backend;
+    gm_status status = whole ? GM_OK : gmpy_stream_confirm(b, stream);
+
+    if (status == GM_OK) {
+        status = whole ? gm_backend_device_synchronize(b, r->device)
+                       : gm_backend_stream_synchronize(b, stream->handle);
+    }
+    return status == GM_OK ? gm_backend_mem_pool_trim(b, r->part.pool, 0) : status;
+}
+
+/* Makes room. 1; 0 where there is nothing new to try; or -1. */
 static int
 make_room(const async_request *r, async_stage stage)
 {
     gmpy_state *st = r->self->st;
     gmpy_stream_ref stream;
-    gm_status status;
+    gm_status status = GM_OK;
+    bool look = true;
 
-    if (stage == STAGE_PLAIN || gm_process_is_capturing()) {
+    if (stage == STAGE_PLAIN) {
+        return 1;
+    }
+    if (gm_process_is_capturing()) {
         return 0; // a wait would spoil what is being recorded
     }
-    if (gmpy_as_stream(st, NULL, &stream) < 0) {
+    if (gmpy_as_stream(st, NULL, &stream) < 0 ||
+        (stage == STAGE_GARBAGE && collect_garbage(st) < 0)) {
         return -1;
     }
-    if (stage == STAGE_GARBAGE) {
-        int ran = gmpy_collect_garbage(st, true);
-
-        if (ran < 0) {
-            return -1;
-        }
-        gmpy_guards_settle(st, ran > 0);
-    }
     Py_BEGIN_ALLOW_THREADS
-    status = stage != STAGE_STREAM ? GM_OK : gmpy_stream_confirm(st->backend, &stream);
-    if (status == GM_OK) {
-        status = stage == STAGE_STREAM
-                     ? gm_backend_stream_synchronize(st->backend, stream.handle)
-                     : gm_backend_device_synchronize(st->backend, r->device);
+    if (stage != STAGE_STREAM) {
+        size_t bytes = gm_pools_release_idle(r->device, r->refused);
+
+        look = bytes > 0 || stage == STAGE_GARBAGE;
     }
-    if (status == GM_OK) {
-        status = gm_backend_mem_pool_trim(st->backend, r->pool, 0);
+    if (look) {
+        status = wait_and_trim(r, &stream, stage != STAGE_STREAM);
     }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         gmpy_raise(st, status, "waiting for memory that was freed in stream order");
         return -1;
     }
-    return 0;
+    return look;
 }
 
-/* 1 where the limit allows the request, 0 where not, -1 with an exception. */
+/* What the pool holds; nothing known where the driver cannot be asked. 1, 0 or -1. */
 static int
-check_limit(async_request *r)
+ask_figures(const async_request *r, gmpy_async_figures *out)
 {
-    const gm_backend *backend = r->self->st->backend;
-    gmpy_async_figures *f = &r->found;
     gm_status status;
 
     if (!r->self->has_figures) {
-        return 1;
+        return 0;
     }
     Py_BEGIN_ALLOW_THREADS
-    status = gmpy_async_pool_read(backend, r->pool, f);
+    status = gmpy_async_pool_read(r->self->st->backend, r->part.pool, out);
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         gmpy_raise(r->self->st, status, "asking a memory pool for its figures");
         return -1;
     }
-    if (f->reserved - f->used >= r->rounded) {
+    return 1;
+}
+
+/* 1 where the limit allows the request, 0 where not, -1 with an exception. */
+static int
+check_limit(const async_request *r)
+{
+    size_t limit = r->part.limit;
+    gmpy_async_figures f;
+    int known;
+
+    if (!limit) {
+        return 1;
+    }
+    known = ask_figures(r, &f);
+    if (known <= 0) {
+        return known < 0 ? -1 : 1;
+    }
+    if (f.reserved - f.used >= r->rounded) {
         return 1; // the pool does not have to grow
     }
-    return f->reserved <= f->threshold && r->rounded <= f->threshold - f->reserved;
+    return f.reserved <= limit && r->rounded <= limit - f.reserved;
 }
 
 /* The memory; NULL with an exception, or without one where there is none. */
 static PyObject *
 attempt(async_request *r)
 {
-    gmpy_state *st = r->self->st;
     int allowed = check_limit(r);
-    PyObject *mem;
 
-    r->limited = allowed == 0;
-    mem = allowed > 0 ? gmpy_memory_async_new(st, r->rounded) : NULL;
-
-    if (!mem && allowed > 0 && gmpy_error_is_shortage(st)) {
-        PyErr_Clear();
+    if (allowed <= 0) {
+        r->refused = GM_ERR_LIMIT;
+        return NULL;
     }
-    return mem;
+    r->refused = GM_OK;
+    return gmpy_memory_async_new(r->self->st, r->rounded, &r->refused);
 }
 
 /* Raises for a request that found no memory, with what the driver tells of its pool and
@@ -359,31 +251,25 @@ attempt(async_request *r)
 static PyObject *
 raise_shortage(const async_request *r)
 {
-    const gm_backend *backend = r->self->st->backend;
-    const gmpy_async_figures *f = &r->found;
     gm_shortage s = gm_shortage_of(r->size);
-    gm_status status;
+    gmpy_async_figures f;
+    int known = ask_figures(r, &f);
 
+    if (known < 0) {
+        return NULL;
+    }
     s.device = r->device;
     s.rounded_size = r->rounded;
     s.attempt = 0;
-    if (r->self->has_figures) {
-        s.limit = f->threshold == UINT64_MAX ? 0 : f->threshold;
-        s.used_bytes = f->used;
-        s.cached_bytes = f->reserved - f->used;
-        s.total_bytes = f->reserved;
+    s.limit = r->part.limit;
+    if (known) {
+        s.used_bytes = f.used;
+        s.cached_bytes = f.reserved - f.used;
+        s.total_bytes = f.reserved;
     }
     Py_BEGIN_ALLOW_THREADS
-    status = gm_backend_mem_info(backend, r->device, &s.device_free, &s.device_total);
+    gm_explain_outside(r->self->st->backend, r->refused, &s);
     Py_END_ALLOW_THREADS
-    if (status == GM_OK && r->self->has_figures) {
-        size_t held = s.device_total - s.device_free;
-
-        s.outside_bytes = held > f->reserved ? held - f->reserved : 0;
-    }
-    s.cause = r->limited                        ? GM_CAUSE_LIMIT
-              : s.rounded_size > s.device_total ? GM_CAUSE_TOO_LARGE
-                                                : GM_CAUSE_FULL;
     return gmpy_raise_shortage(r->self->st, &s);
 }
 
@@ -391,10 +277,14 @@ static PyObject *
 pool_take(async_request *r)
 {
     for (async_stage stage = STAGE_PLAIN; stage < STAGES; stage++) {
-        PyObject *mem = make_room(r, stage) < 0 ? NULL : attempt(r);
+        int room = make_room(r, stage);
+        PyObject *mem = room > 0 ? attempt(r) : NULL;
 
         if (mem || PyErr_Occurred()) {
             return mem;
+        }
+        if (r->refused == GM_ERR_CAPTURING) {
+            break; // nothing that is given back would change that
         }
     }
     return raise_shortage(r);
@@ -416,9 +306,12 @@ PyDoc_STRVAR(
     "    MemoryPointer: to the start of a MemoryAsync.\n"
     "\n"
     "Raises:\n"
-    "    OutOfMemoryError: there is no memory, or the limit does not allow it.\n"
+    "    OutOfMemoryError: there is no memory, the limit does not allow it, or the\n"
+    "        stream is being recorded.\n"
     "    OverflowError: size is negative or above 2**64-1.\n"
     "    TypeError: size is not an integer.\n"
+    "    RuntimeError: the pool was given by its handle and is gone since a reset\n"
+    "        of the device.\n"
     "    ValueError: there is no such device.\n"
     "    CUDARuntimeError: the device refused for another reason.");
 
@@ -429,14 +322,14 @@ memory_async_pool_malloc(PyObject *op,
                          PyObject *kwnames)
 {
     static const gmpy_signature signature = {"malloc", 2, 1, 1, {"size", "device"}};
-    async_request r = {.self = (const gmpy_async_pool *)op};
+    async_request r = {.self = (gmpy_async_pool *)op};
     PyObject *given[2];
     PyObject *mem;
     gm_device_mark back;
 
     if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
         gmpy_as_size(given[0], "size", &r.size) < 0 ||
-        gmpy_async_pool_find(r.self, given[1], &r.device, &r.pool) < 0) {
+        gmpy_async_pool_find(r.self, given[1], &r.device, &r.part) < 0) {
         return NULL;
     }
     if (r.size > GM_SIZE_MAX) {
@@ -450,7 +343,7 @@ memory_async_pool_malloc(PyObject *op,
     if (gmpy_device_enter(r.self->st, r.device, &back) < 0) {
         return NULL;
     }
-    mem = r.size ? pool_take(&r) : gmpy_memory_async_new(r.self->st, 0);
+    mem = r.size ? pool_take(&r) : gmpy_memory_async_new(r.self->st, 0, NULL);
     gmpy_device_leave(r.self->st, &back);
     return gmpy_pointer_to_new(r.self->st, mem);
 }
@@ -460,12 +353,15 @@ memory_async_pool_malloc(PyObject *op,
 static PyObject *
 memory_async_pool_pools(PyObject *op, void *Py_UNUSED(closure))
 {
-    const gmpy_async_pool *self = (const gmpy_async_pool *)op;
-    int count = self->pools ? self->st->device_count : 0;
+    gmpy_async_pool *self = (gmpy_async_pool *)op;
+    int count = self->parts ? self->st->device_count : 0;
     PyObject *list = PyList_New(count);
 
     for (int i = 0; list && i < count; i++) {
-        PyObject *handle = PyLong_FromSize_t(self->pools[i]);
+        gmpy_async_part part;
+        PyObject *handle = gmpy_async_pool_part(self, i, &part) == 0
+                               ? PyLong_FromSize_t(part.pool)
+                               : NULL;
 
         if (!handle) {
             Py_CLEAR(list);

@@ -59,60 +59,15 @@ uint64_t gmpy_memory_async_life(PyObject *self, int *device);
 extern PyMethodDef gmpy_memory_async_methods[];
 
 /* Stream-ordered memory of the calling thread's current stream and device: a
- * MemoryAsync, new reference. */
-PyObject *gmpy_memory_async_new(gmpy_state *st, size_t size);
+ * MemoryAsync, new reference. With `refused`, which the caller set to GM_OK, want of
+ * memory and a stream that is being recorded raise nothing: it says which it was,
+ * GM_ERR_OUT_OF_MEMORY or GM_ERR_CAPTURING. */
+PyObject *gmpy_memory_async_new(gmpy_state *st, size_t size, gm_status *refused);
 
 /* What a device without such memory cannot do. */
 #define GMPY_LACK_OF_POOLS                                                             \
     "allocate memory in stream order (it has no memory pools); use MemoryPool instead"
 
-/* A MemoryAsyncPool. */
-typedef struct gmpy_async_pool {
-    PyObject_HEAD
-    gmpy_state *st;
-    gm_mem_pool *pools; // one a device; NULL until initialized
-    bool has_figures;   // the driver can be asked for them
-} gmpy_async_pool;
-
 int gmpy_memory_async_pool_init(PyObject *module, gmpy_state *st);
-
-/* ---- async_pool_figures.c ---- */
-
-/* The device that a `device` argument (NULL or None: the current one) means, and its
- * pool. 0 or -1. */
-int gmpy_async_pool_find(const gmpy_async_pool *self,
-                         PyObject *device_arg,
-                         int *device,
-                         gm_mem_pool *out);
-
-/* What a pool holds, what of it is in use, and what it keeps at most. */
-typedef struct gmpy_async_figures {
-    uint64_t reserved;
-    uint64_t used;
-    uint64_t threshold;
-} gmpy_async_figures;
-
-/* Needs no interpreter. */
-gm_status gmpy_async_pool_read(const gm_backend *backend,
-                               gm_mem_pool pool,
-                               gmpy_async_figures *out);
-
-/* The methods that are about the pool of one device; for each there is a function
- * gmpy_async_pool_NAME and a text gmpy_async_pool_NAME_doc. */
-#define GMPY_ASYNC_POOL_METHODS(X)                                                     \
-    X(free_all_blocks)                                                                 \
-    X(n_free_blocks)                                                                   \
-    X(used_bytes)                                                                      \
-    X(free_bytes)                                                                      \
-    X(total_bytes)                                                                     \
-    X(set_limit)                                                                       \
-    X(get_limit)
-
-#define GMPY_ASYNC_POOL_METHOD(name)                                                   \
-    PyObject *gmpy_async_pool_##name(PyObject *self, PyObject *const *args,            \
-                                     Py_ssize_t nargs, PyObject *kwnames);             \
-    extern const char gmpy_async_pool_##name##_doc[];
-GMPY_ASYNC_POOL_METHODS(GMPY_ASYNC_POOL_METHOD)
-#undef GMPY_ASYNC_POOL_METHOD
 
 #endif

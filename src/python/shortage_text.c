@@ -100,8 +100,10 @@ say_cause(gmpy_shortage_text *t, const gm_shortage *s)
         }
         break;
     case GM_CAUSE_FRAGMENTED:
-        say(t, ": %s bytes free in total, largest block %s",
-            group(free_in_total(s)).text, group(s->largest_available_block).text);
+        say(t, ": %s bytes free in total", group(free_in_total(s)).text);
+        if (s->largest_available_block != GM_UNKNOWN) {
+            say(t, ", largest block %s", group(s->largest_available_block).text);
+        }
         break;
     case GM_CAUSE_OTHER_POOL:
         say(t, ": other pools of this process hold %s bytes",
@@ -117,8 +119,11 @@ say_cause(gmpy_shortage_text *t, const gm_shortage *s)
         }
         break;
     case GM_CAUSE_CAPTURE:
-        say(t, ": a graph is being recorded and the largest cached block has %s bytes",
-            group(s->largest_free_block).text);
+        say(t, ": a graph is being recorded");
+        if (s->largest_free_block != GM_UNKNOWN) {
+            say(t, " and the largest cached block has %s bytes",
+                group(s->largest_free_block).text);
+        }
         break;
     case GM_CAUSE_ALLOCATOR:
         say(t, ": what was asked for the memory has no more");
@@ -203,8 +208,10 @@ hint_for(const gm_shortage *s, bool has_callback)
                      "below 0"
                    : "Ask for less at a time";
     case GM_CAUSE_CAPTURE:
-        return "Run the same work once before recording it, so that the pool caches "
-               "enough";
+        return s->largest_free_block == GM_UNKNOWN
+                   ? "Allocate before recording, or from a MemoryPool"
+                   : "Run the same work once before recording it, so that the pool "
+                     "caches enough";
     case GM_CAUSE_ALLOCATOR:
         return "Let go of memory that came from there";
     case GM_CAUSE_UNKNOWN:

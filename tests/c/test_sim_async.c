@@ -191,6 +191,33 @@ TEST(sim_async_a_wait_gives_back_beyond_the_threshold)
     close_bench(t, 0);
 }
 
+TEST(sim_async_a_pool_knows_its_most_since_that_was_set_to_0)
+{
+    bench t = open_bench(8 * MIB, UINT64_MAX);
+    uintptr_t kept = take_async(t.b, MIB, t.first);
+    uintptr_t more = take_async(t.b, 2 * MIB, t.first);
+    give_async(t.b, more, t.first);
+    CHECK_EQ(gm_backend_stream_synchronize(t.b, t.first), GM_OK);
+    CHECK_EQ(gm_backend_mem_pool_trim(t.b, t.pool, 0), GM_OK);
+    CHECK_EQ(read_pool(&t, GM_MEM_POOL_USED_HIGH), 3 * MIB);
+    CHECK_EQ(read_pool(&t, GM_MEM_POOL_RESERVED_HIGH), 3 * MIB);
+
+    const gm_mem_pool_field high[] = {GM_MEM_POOL_USED_HIGH, GM_MEM_POOL_RESERVED_HIGH};
+    for (size_t i = 0; i < 2; i++) {
+        CHECK_EQ(gm_backend_mem_pool_write(t.b, t.pool, high[i], 1), INVALID_VALUE);
+        CHECK_EQ(read_pool(&t, high[i]), 3 * MIB);
+        CHECK_EQ(gm_backend_mem_pool_write(t.b, t.pool, high[i], 0), GM_OK);
+        CHECK_EQ(read_pool(&t, high[i]), 0);
+    }
+    CHECK_EQ(gm_backend_mem_pool_write(t.b, t.pool, GM_MEM_POOL_USED, 0),
+             INVALID_VALUE);
+    give_async(t.b, take_async(t.b, MIB, t.first), t.first);
+    CHECK_EQ(read_pool(&t, GM_MEM_POOL_USED_HIGH), 2 * MIB);
+    CHECK_EQ(read_pool(&t, GM_MEM_POOL_RESERVED_HIGH), 2 * MIB);
+    give_async(t.b, kept, t.first);
+    close_bench(t, 0);
+}
+
 TEST(sim_async_a_trim_leaves_what_is_in_use_or_not_done)
 {
     bench t = open_bench(8 * MIB, UINT64_MAX);
