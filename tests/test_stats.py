@@ -146,6 +146,28 @@ def test_peaks_begin_anew_when_told(pool):
 SMALL_DEVICE = {"GPUMEM_BACKEND": "sim", "GPUMEM_SIM_MEMORY": "64MiB"}
 
 
+@pytest.mark.sim_only
+def test_a_loan_that_fails_is_not_counted(pool):
+    """What another stream has free is taken first and waited for then."""
+    pool.set_limit(size=2 * MIB)
+    first, second = Stream(non_blocking=True), Stream(non_blocking=True)
+    with first:
+        whole = pool.malloc(2 * MIB)
+        del whole
+        kept = pool.malloc(UNIT)
+    pool.reset_peak_stats()
+    before = pool.stats()
+    with second, testing.fail("device_synchronize", count=0):
+        with pytest.raises(gpumem.OutOfMemoryError):
+            pool.malloc(MIB)
+    assert pool.stats() == before | {"out_of_memory": 1, "retries": 1}
+    testing.check_pool(pool)
+    with second:
+        assert pool.malloc(MIB).mem.size == MIB
+    assert pool.stats()["hits"] == before["hits"] + 1
+    del kept
+
+
 def test_the_largest_available_block_is_what_a_request_gets(script):
     """A checkerboard: half the device is free and only pieces of it."""
     code = """

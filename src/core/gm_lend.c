@@ -54,26 +54,79 @@ best_of_all_locked(const gm_pool *pool, size_t rounded, gm_arena **owner)
     return best;
 }
 
-/* Makes a block of whichever arena live for the request; NULL for none. */
-static gm_block *
-take_from_any_locked(gm_pool *pool, const gm_request *request)
+/* A block that was taken, and how that was counted. */
+typedef struct loan {
+    gm_block *block;
+    uint32_t generation;
+    bool cut;
+    gm_stats before;
+    gm_stats after;
+} loan;
+
+/* Makes a block of whichever arena live for the request. False where there is none. */
+static bool
+take_from_any_locked(gm_pool *pool, const gm_request *request, loan *l)
 {
     size_t rounded = gm_size_round(request->size);
     gm_arena *owner = NULL;
-    gm_block *block;
 
     if (!gm_block_store_prepare(&pool->store)) {
-        return NULL;
+        return false;
     }
-    block = best_of_all_locked(pool, rounded, &owner);
-    if (!block) {
-        return NULL;
+    l->block = best_of_all_locked(pool, rounded, &owner);
+    if (!l->block) {
+        return false;
     }
     gm_pool_note_cached_locked(pool);
-    (void)gm_pool_carve_locked(pool, &owner->index, block, rounded);
+    l->cut = gm_pool_carve_locked(pool, &owner->index, l->block, rounded);
+    l->before = pool->stats;
     pool->stats.hits++;
-    gm_pool_hand_out_locked(pool, block, request);
-    return block;
+    gm_pool_hand_out_locked(pool, l->block, request);
+    l->generation = l->block->generation;
+    l->after = pool->stats;
+    return true;
+}
+
+/* A peak that the loan raised from `before` to `after`, and nobody since, is what it
+ * would be without. */
+static void
+lower_peak(size_t *peak, size_t before, size_t after, size_t now)
+{
+    if (*peak == after && after > before) {
+        *peak = now > before ? now : before;
+    }
+}
+
+/* Gives the block back as if it had not been taken: the request fails, and requests
+ * that fail are not counted. */
+static void
+take_back(gm_pool *pool, const loan *l)
+{
+    const gm_stats *before = &l->before;
+    const gm_stats *after = &l->after;
+    gm_stats *stats = &pool->stats;
+    size_t merges;
+
+    gm_pool_lock(pool);
+    merges = stats->merges;
+    if (l->block->generation == l->generation || l->block->state == GM_BLOCK_VOID) {
+        gm_pool_end_handle_locked(pool, l->block);
+    }
+    if (l->cut && stats->merges > merges) { // joined with what it was cut off
+        stats->splits--;
+        stats->merges--;
+    }
+    stats->hits--;
+    stats->allocated_bytes -= after->allocated_bytes - before->allocated_bytes;
+    stats->allocated_requested_bytes -=
+        after->allocated_requested_bytes - before->allocated_requested_bytes;
+    lower_peak(&stats->peak_requested_bytes, before->peak_requested_bytes,
+               after->peak_requested_bytes, stats->requested_bytes);
+    lower_peak(&stats->peak_used_bytes, before->peak_used_bytes, after->peak_used_bytes,
+               stats->used_bytes);
+    lower_peak(&stats->peak_live_blocks, before->peak_live_blocks,
+               after->peak_live_blocks, stats->live_blocks);
+    gm_pool_leave(pool);
 }
 
 bool
@@ -84,23 +137,24 @@ gm_pool_lend(gm_pool *pool,
 {
     const gm_backend *b = pool->upstream.backend;
     const gm_stream_use *by = rescue ? rescue->by : NULL;
-    gm_block *block;
+    loan l;
+    bool taken;
 
     if (!b || !by || gm_process_is_special()) {
         return false;
     }
     gm_pool_lock(pool);
-    block = take_from_any_locked(pool, request);
+    taken = take_from_any_locked(pool, request, &l);
     gm_pool_unlock(pool);
-    if (!block) {
+    if (!taken) {
         return false;
     }
     /* Taken first and waited for then, so that nobody queues more work on it. */
     if (gm_backend_device_synchronize(b, pool->device) != GM_OK ||
-        gm_pool_record_use(pool, block, block->generation, by) != GM_OK) {
-        gm_pool_free(pool, block, block->generation);
+        gm_pool_record_use(pool, l.block, l.generation, by) != GM_OK) {
+        take_back(pool, &l);
         return false;
     }
-    *out = block;
+    *out = l.block;
     return true;
 }
