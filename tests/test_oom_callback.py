@@ -241,6 +241,37 @@ def test_a_request_of_its_own_that_fails_does_not_ask_it(pool):
     assert asked == [5 * MIB, 7 * MIB]
 
 
+def test_a_thread_runs_one_callback_at_a_time():
+    """A bound method is another object each time, and pools may be many."""
+
+    class Spills:
+        def __init__(self):
+            self.pools, self.depth, self.deepest, self.asked = [], 0, 0, 0
+
+        def spill(self, error):
+            self.asked += 1
+            self.depth += 1
+            self.deepest = max(self.deepest, self.depth)
+            for pool in self.pools:
+                with pytest.raises(OutOfMemoryError) as caught:
+                    pool.malloc(MIB)
+                assert caught.value.attempt == 0
+            self.depth -= 1
+            return False
+
+    spills = Spills()
+    for _ in range(5):
+        pool = MemoryPool()
+        pool.set_limit(size=UNIT)
+        pool.set_out_of_memory_callback(spills.spill)
+        spills.pools.append(pool)
+    for pool in spills.pools:
+        with pytest.raises(OutOfMemoryError) as caught:
+            pool.malloc(MIB)
+        assert caught.value.attempt == 1
+    assert (spills.deepest, spills.asked) == (1, 5)
+
+
 def test_two_pools_do_not_ask_each_other_in_turns():
     first, second, asked = MemoryPool(), MemoryPool(), []
 
@@ -259,6 +290,8 @@ def test_two_pools_do_not_ask_each_other_in_turns():
         pool.set_out_of_memory_callback(callback)
     with pytest.raises(OutOfMemoryError):
         first.malloc(2 * MIB)
+    with pytest.raises(OutOfMemoryError):
+        second.malloc(2 * MIB)
     assert asked == ["first", "second"]
 
 

@@ -113,7 +113,8 @@ typedef struct gm_rescue {
  * way to or from upstream; then it asks the user, and begins anew as long as told to.
  * GM_ERR_OUT_OF_MEMORY or GM_ERR_LIMIT when all that did not
  * help; GM_ERR_CAPTURING where a recording forbids to ask upstream; any failure leaves
- * the counters as they were. `rescue` may be NULL. */
+ * the counters as they were, but for the retries, for out_of_memory, and for what was
+ * given back. `rescue` may be NULL. */
 GM_MUST_CHECK gm_status gm_pool_malloc_slow(gm_pool *pool,
                                             const gm_request *request,
                                             const gm_rescue *rescue,

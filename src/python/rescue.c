@@ -122,19 +122,19 @@ gmpy_rescue_forget(const gmpy_upstream *up)
 /* ---- a request ---- */
 
 /* The callback that a request of `pool` may ask: new reference, NULL for none. None
- * while the pool's, or the same of another pool, is running already on this thread. */
+ * while one is running on this thread, whichever pool's: they would nest as deep as
+ * there are pools. */
 static PyObject *
 callback_for(gm_pool *pool)
 {
     PyObject *object = gmpy_upstream_of(pool)->object;
-    PyObject *callback = object ? gmpy_pool_callback((gmpy_any_pool *)object) : NULL;
 
-    for (const gmpy_rescue *r = gmpy_this_rescue; callback && r; r = r->outer) {
-        if (r->asking && (r->pool == pool || r->callback == callback)) {
-            gmpy_drop(&callback);
+    for (const gmpy_rescue *r = gmpy_this_rescue; r; r = r->outer) {
+        if (r->asking) {
+            return NULL;
         }
     }
-    return callback;
+    return object ? gmpy_pool_callback((gmpy_any_pool *)object) : NULL;
 }
 
 static void
