@@ -144,7 +144,8 @@ always(void *context, size_t size)
     return true;
 }
 
-/* No node for what is left of the block, and none to be had. */
+/* No node for what is left of the block, and none to be had. The limit keeps the
+ * request from needing one earlier. */
 TEST(lend_without_host_memory)
 {
     bench b;
@@ -155,8 +156,9 @@ TEST(lend_without_host_memory)
     while (b.pool->store.spare) {
         taken[count++] = take_for(b.pool, 1, b.lenders[LENDERS - 1].key);
     }
+    CHECK_EQ(gm_pool_set_limit(b.pool, stats_of(b.pool).total_bytes), GM_OK);
     gm_host_set_fault(always, NULL);
-    CHECK(borrow(&b, STEP - GM_UNIT, &h) != GM_OK);
+    CHECK_EQ(borrow(&b, STEP - GM_UNIT, &h), GM_ERR_LIMIT);
     gm_host_set_fault(NULL, NULL);
     check_pool(b.pool);
     while (count > 0) {

@@ -11,10 +11,14 @@
  * invariants after each operation, counters summed up from what is held here, live
  * blocks that never overlap, and a device that has everything back in the end.
  *
- * Two pools on one device, so that one's want of memory reaches into the other. One
- * thread: races are the business of tests/c/test_threads.c.
+ * Two pools on one device, so that one's want of memory reaches into the other, and
+ * streams that use memory of each other, end, and are recorded; now and then the device
+ * is reset. One thread: races are the business of tests/c/test_threads.c.
  */
 #include "backends/backends.h"
+#include "core/gm_capture.h"
+#include "core/gm_lost.h"
+#include "core/gm_pending.h"
 #include "core/gm_pool.h"
 #include "core/gm_size.h"
 
@@ -23,7 +27,7 @@
 
 #define HELD_MAX 48
 #define POOLS 2
-#define KEYS 3
+#define STREAMS 3 // the first is the default one
 #define DEVICE_BYTES ((size_t)2 << 20)
 
 /* As assert(), but never compiled out. */
@@ -46,7 +50,7 @@ typedef struct held {
     size_t size; // as asked
     uintptr_t addr;
     int pool;
-    bool voided; // given back by address
+    bool voided; // given back by address, or gone with the device
 } held;
 
 static gm_backend *sim;
@@ -54,6 +58,9 @@ static gm_backend *device; // the wrapper around it
 static gm_pool *pools[POOLS];
 static held helds[HELD_MAX];
 static size_t held_count;
+static gm_stream_use streams[STREAMS];
+static gm_capture
+    *captures[STREAMS]; // of each stream's last recording, if not released
 
 static unsigned
 next(program *p)
@@ -108,7 +115,8 @@ check_pool(int index)
     MUST(stats.requested_bytes == requested);
     MUST(stats.used_bytes == used);
     MUST(stats.live_blocks == live);
-    MUST(stats.used_bytes + stats.free_bytes + stats.pending_bytes ==
+    MUST(stats.used_bytes + stats.free_bytes + stats.pending_bytes +
+             stats.captured_bytes ==
          stats.total_bytes);
     MUST(stats.peak_total_bytes >= stats.total_bytes);
     MUST(stats.peak_used_bytes >= stats.used_bytes);
@@ -130,9 +138,10 @@ check_apart(const held *new)
 /* ---- operations ---- */
 
 static void
-run_malloc(program *p, int pool, gm_stream_key key)
+run_malloc(program *p, int pool, const gm_stream_use *by)
 {
-    gm_request request = {.size = next_size(p), .key = key, .client = 0};
+    gm_request request = {.size = next_size(p), .key = by->key, .client = 0};
+    gm_rescue rescue = {.by = by};
     gm_block *block = NULL;
     gm_status status;
     held *h = &helds[held_count];
@@ -142,7 +151,7 @@ run_malloc(program *p, int pool, gm_stream_key key)
     }
     status = gm_pool_malloc(pools[pool], &request, &block);
     if (status == GM_MISS) {
-        status = gm_pool_malloc_slow(pools[pool], &request, NULL, &block);
+        status = gm_pool_malloc_slow(pools[pool], &request, &rescue, &block);
     }
     if (status != GM_OK) {
         MUST(block == NULL);
@@ -190,12 +199,128 @@ run_close(int pool)
     MUST(gm_pool_new(0, gm_upstream_of_backend(device), &pools[pool]) == GM_OK);
 }
 
+/* ---- streams, recordings, resets ---- */
+
+static void
+make_stream(int index)
+{
+    gm_stream_use *use = &streams[index];
+    uint64_t id = 0;
+
+    *use = (gm_stream_use){.stream = GM_STREAM_LEGACY, .announced = true};
+    MUST(gm_backend_device_incarnation(sim, 0, &use->life) == GM_OK);
+    if (index > 0) {
+        MUST(gm_backend_stream_create(sim, 0, GM_STREAM_NON_BLOCKING, 0,
+                                      &use->stream) == GM_OK);
+        MUST(gm_backend_stream_id(sim, use->stream, &id) == GM_OK);
+        use->key = gm_stream_key_of(use->stream, id);
+    }
+}
+
+static void
+release_capture(int index)
+{
+    if (captures[index]) {
+        gm_capture_release(captures[index]);
+        captures[index] = NULL;
+    }
+}
+
+static void
+end_stream(int index)
+{
+    if (index > 0) {
+        release_capture(index);
+        gm_pools_end_stream(device, &streams[index]);
+        MUST(gm_backend_stream_destroy(sim, streams[index].stream) == GM_OK);
+    }
+}
+
+/* Notes that a held block is used on the stream, and queues such a use. */
+static void
+run_use(program *p, const gm_stream_use *by)
+{
+    held *h = held_count ? &helds[next(p) % held_count] : NULL;
+
+    if (!h) {
+        return;
+    }
+    gm_status status = gm_pool_record_use(pools[h->pool], h->block, h->generation, by);
+    if (h->voided) {
+        MUST(status == GM_ERR_NOT_OWNED);
+        return;
+    }
+    MUST(status == GM_OK);
+    MUST(gm_backend_set_async(sim, h->addr, 1, 1, by->stream) == GM_OK);
+}
+
+static void
+run_capture(program *p, int index)
+{
+    gm_capture **capture = &captures[index];
+
+    if (!*capture) {
+        MUST(gm_capture_begin(&streams[index], (gm_capture_mode)(next(p) % 3),
+                              capture) == GM_OK);
+    }
+    else if (next(p) & 1) {
+        gm_capture_end(*capture);
+    }
+    else {
+        MUST(gm_capture_launched(*capture, &streams[next(p) % STREAMS]) == GM_OK);
+    }
+}
+
+/* What is held is gone; so are the streams, but for the default one. */
+static void
+run_reset(void)
+{
+    MUST(gm_backend_device_reset(sim, 0) == GM_OK);
+    gm_pools_device_lost(device, 0);
+    for (size_t i = 0; i < held_count; i++) {
+        helds[i].voided = true;
+    }
+    for (int i = 0; i < STREAMS; i++) {
+        release_capture(i);
+        make_stream(i);
+    }
+}
+
+static void
+run_rare(program *p, int pool, int stream)
+{
+    switch (next(p) & 7) {
+    case 0:
+        run_close(pool);
+        break;
+    case 1:
+    case 2:
+        run_use(p, &streams[stream]);
+        break;
+    case 3:
+        MUST(gm_backend_stream_synchronize(sim, streams[stream].stream) == GM_OK);
+        break;
+    case 4:
+        end_stream(stream);
+        make_stream(stream);
+        break;
+    case 5:
+        run_capture(p, stream);
+        break;
+    case 6:
+        release_capture(stream);
+        break;
+    default:
+        run_reset();
+    }
+}
+
 static void
 run_one(program *p)
 {
     unsigned what = next(p);
     int pool = (int)(what >> 4 & 1);
-    gm_stream_key key = (what >> 5) % KEYS;
+    int stream = (int)((what >> 5) % STREAMS);
 
     switch (what & 15) {
     case 0:
@@ -204,7 +329,7 @@ run_one(program *p)
     case 3:
     case 4:
     case 5:
-        run_malloc(p, pool, key);
+        run_malloc(p, pool, &streams[stream]);
         break;
     case 6:
     case 7:
@@ -221,7 +346,7 @@ run_one(program *p)
         gm_pool_release_idle(pools[pool]);
         break;
     case 12:
-        gm_pool_release_idle_of(pools[pool], key);
+        gm_pool_release_idle_of(pools[pool], streams[stream].key);
         break;
     case 13:
         MUST(gm_pool_set_limit(pools[pool], next(p) * 16 * GM_UNIT) == GM_OK);
@@ -234,7 +359,7 @@ run_one(program *p)
         break;
     }
     default:
-        run_close(pool);
+        run_rare(p, pool, stream);
     }
 }
 
@@ -265,17 +390,29 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int i = 0; i < POOLS; i++) {
         MUST(gm_pool_new(0, gm_upstream_of_backend(device), &pools[i]) == GM_OK);
     }
+    for (int i = 0; i < STREAMS; i++) {
+        make_stream(i);
+    }
     while (p.left) {
         run_one(&p);
         for (int i = 0; i < POOLS; i++) {
             check_pool(i);
         }
     }
+    for (int i = 0; i < STREAMS; i++) {
+        release_capture(i);
+    }
     for (int i = 0; i < POOLS; i++) {
         run_close(i);
         gm_pool_close(pools[i]);
     }
+    for (int i = 0; i < STREAMS; i++) {
+        end_stream(i);
+    }
+    MUST(gm_backend_device_synchronize(sim, 0) == GM_OK);
+    gm_pools_sweep();
     gm_sim_read_ledger(sim, &ledger);
     MUST(ledger.allocations == 0 && ledger.errors == 0 && ledger.pending == 0);
+    MUST(ledger.streams == 0 && ledger.events == 0);
     return 0;
 }
