@@ -126,10 +126,10 @@ TEST(capture_end_is_of_one_recording)
             captures[i] = begin(&streams[i]);
         }
         gm_capture_end(captures[ended]);
-        gm_capture_end(captures[ended]);
-        gm_capture_release(captures[ended]); // says it once more
         CHECK(gm_process_is_capturing());
         gm_capture_end(captures[(ended + 1) % 3]);
+        gm_capture_end(captures[ended]);     // when its neighbours are others
+        gm_capture_release(captures[ended]); // says it once more
         CHECK(gm_process_is_capturing());
         gm_capture_end(captures[(ended + 2) % 3]);
         CHECK(!gm_process_is_capturing());
