@@ -274,9 +274,11 @@ def test_a_pointer_in_a_cycle_is_collected(pointer):
 
 def test_it_is_a_writable_buffer_of_the_rest_of_its_memory(pointer):
     view = memoryview(pointer + 96)
-    assert (view.nbytes, view.format, view.ndim) == (SIZE - 96, "B", 1)
+    assert (view.nbytes, view.format, view.ndim) == (SIZE - 96, "b", 1)
     assert not view.readonly and view.contiguous
-    view[:4] = b"abcd"
+    view[0] = -1
+    assert bytes(view[:1]) == b"\xff"
+    view.cast("B")[:4] = b"abcd"
     assert ctypes.string_at(pointer.ptr + 96, 4) == b"abcd"
     view.cast("Q")[1] = 2**63
     assert bytes(pointer + 96)[8:16] == (2**63).to_bytes(8, "little")
@@ -310,11 +312,11 @@ def test_a_buffer_keeps_the_memory_and_its_place():
 def test_copies_take_it_as_the_hosts_side(pointer, suffix):
     stream = [Stream(non_blocking=True)] if suffix else []
     device = gpumem.malloc(SIZE)
-    memoryview(pointer)[:] = PATTERN
+    memoryview(pointer).cast("B")[:] = PATTERN
     getattr(device, "copy_from_host" + suffix)(pointer, SIZE, *stream)
     for each in stream:
         each.synchronize()
-    memoryview(pointer)[:] = bytes(SIZE)
+    memoryview(pointer).cast("B")[:] = bytes(SIZE)
     getattr(device + 8, "copy_to_host" + suffix)(pointer + 16, 100, *stream)
     for each in stream:
         each.synchronize()

@@ -44,7 +44,7 @@ def test_it_hands_out_pinned_memory_in_whole_units(pool):
     assert pointer.mem.size == pointer.size() == 2 * UNIT
     assert gpumem.is_memory_pinned(pointer.ptr)
     assert gpumem.is_memory_pinned(pointer.ptr + 2 * UNIT - 1)
-    memoryview(pointer)[:] = b"x" * 1024
+    memoryview(pointer).cast("B")[:] = b"x" * 1024
     assert pool.malloc(size=UNIT).size() == UNIT
 
 
@@ -164,7 +164,7 @@ def test_a_buffer_puts_giving_back_off(pool):
     assert pointer.mem.ptr == 0
     assert pool.used_bytes() == UNIT
     other = pool.malloc(UNIT)
-    memoryview(other)[:] = b"o" * UNIT
+    memoryview(other).cast("B")[:] = b"o" * UNIT
     assert bytes(first) == bytes(UNIT) or b"o" not in bytes(first)
     first.release()
     assert pool.used_bytes() == 2 * UNIT
@@ -186,13 +186,13 @@ def test_a_copy_under_way_keeps_the_memory_and_no_longer(pool):
     stream, target = Stream(non_blocking=True), gpumem.malloc(SEGMENT)
     source = pool.malloc(SEGMENT)
     address = source.ptr
-    memoryview(source)[:] = b"s" * SEGMENT
+    memoryview(source).cast("B")[:] = b"s" * SEGMENT
     target.copy_from_host_async(source, SEGMENT, stream)
     source.mem.free()
     del source
     other = pool.malloc(SEGMENT)
     assert other.ptr != address
-    memoryview(other)[:] = b"o" * SEGMENT
+    memoryview(other).cast("B")[:] = b"o" * SEGMENT
     stream.synchronize()
     back = bytearray(SEGMENT)
     target.copy_to_host(back, SEGMENT)
@@ -220,7 +220,7 @@ def test_memory_outlives_its_pool():
     pool = PinnedMemoryPool()
     pointer = pool.malloc(UNIT)
     address = pointer.ptr
-    memoryview(pointer)[:3] = b"abc"
+    memoryview(pointer).cast("B")[:3] = b"abc"
     del pool
     gc.collect()
     assert bytes(pointer)[:3] == b"abc"
@@ -233,7 +233,7 @@ def test_many_threads_share_a_pool(pool, in_threads):
     def work(index):
         for i in range(200):
             pointer = pool.malloc(1 + (i * 37) % 3000)
-            view = memoryview(pointer)
+            view = memoryview(pointer).cast("B")
             view[:] = bytes([index]) * len(view)
             if i % 3 == 0:
                 pointer.mem.free()

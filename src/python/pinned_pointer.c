@@ -27,7 +27,8 @@ PyDoc_STRVAR(
     "A place in page-locked host memory. Keeps the memory alive.\n"
     "\n"
     "It is a writable buffer of the bytes from there to the end of the memory, for\n"
-    "memoryview, numpy.frombuffer and the copies of MemoryPointer.\n"
+    "memoryview, numpy.frombuffer and the copies of MemoryPointer. The bytes are\n"
+    "signed, format 'b'; memoryview(p).cast('B') has them as bytes objects do.\n"
     "\n"
     "p + n and p - n are new pointers into the same memory; p += n and p -= n\n"
     "move the pointer itself, under every name it has. int(p) is the address.\n"
@@ -131,6 +132,7 @@ static int
 remaining(const gmpy_pointer *self, size_t *out)
 {
     const gmpy_base_memory *mem = (const gmpy_base_memory *)self->mem;
+    uintptr_t base;
     size_t start;
 
     if (!mem) {
@@ -138,11 +140,12 @@ remaining(const gmpy_pointer *self, size_t *out)
                         "the PinnedMemoryPointer was not initialized");
         return -1;
     }
-    if (!mem->ptr && mem->size) {
+    base = __atomic_load_n(&mem->ptr, __ATOMIC_RELAXED); // 0 once it was given back
+    if (!base && mem->size) {
         PyErr_SetString(PyExc_ValueError, "the memory was given back");
         return -1;
     }
-    start = self->ptr - mem->ptr; // wraps, and so fails below, before the start
+    start = self->ptr - base; // wraps, and so fails below, before the start
     if (start > mem->size) {
         PyErr_Format(PyExc_ValueError, "offset %zd is outside the memory of %zu bytes",
                      (Py_ssize_t)start, mem->size);
@@ -152,10 +155,10 @@ remaining(const gmpy_pointer *self, size_t *out)
     return 0;
 }
 
+/* Fills `view`, with signed bytes as CuPy has them. 0; or -1 with an exception. */
 static int
-pinned_pointer_get_buffer(PyObject *op, Py_buffer *view, int flags)
+fill(gmpy_pointer *self, Py_buffer *view, int flags)
 {
-    gmpy_pointer *self = (gmpy_pointer *)op;
     size_t size;
 
     if (remaining(self, &size) < 0) {
@@ -169,12 +172,33 @@ pinned_pointer_get_buffer(PyObject *op, Py_buffer *view, int flags)
         return -1;
     }
     // An empty buffer has an address too: some consumers take none for no buffer.
-    if (PyBuffer_FillInfo(view, op, size ? (void *)self->ptr : (void *)self,
+    if (PyBuffer_FillInfo(view, (PyObject *)self,
+                          (void *)(size ? self->ptr : (uintptr_t)self),
                           (Py_ssize_t)size, 0, flags) < 0) {
         return -1;
     }
-    gmpy_pooled_pinned_memory_export(self->mem);
+    if (flags & PyBUF_FORMAT) {
+        view->format = (char *)"b"; // which nobody writes
+    }
     return 0;
+}
+
+/* Announced before the memory is looked at: from then on a free() by another thread is
+ * put off, and one that came earlier is seen. */
+static int
+pinned_pointer_get_buffer(PyObject *op, Py_buffer *view, int flags)
+{
+    gmpy_pointer *self = (gmpy_pointer *)op;
+    int result;
+
+    if (self->mem) {
+        gmpy_pooled_pinned_memory_export(self->mem);
+    }
+    result = fill(self, view, flags);
+    if (result < 0 && self->mem) {
+        gmpy_pooled_pinned_memory_unexport(self->mem);
+    }
+    return result;
 }
 
 static void

@@ -94,7 +94,7 @@ pooled_pinned_memory_release(PyObject *op)
 
     Py_BEGIN_CRITICAL_SECTION(op);
     self->freed = true;
-    self->owned.base.ptr = 0;
+    __atomic_store_n(&self->owned.base.ptr, 0, __ATOMIC_RELAXED);
     block = take_block(self);
     Py_END_CRITICAL_SECTION();
     give_back(self, block);
