@@ -255,7 +255,8 @@ def test_the_per_thread_stream_that_names_its_device_is_that_devices():
         pool = gpumem.SingleDeviceMemoryPool()
         with Stream.ptds:
             pool.malloc(512)
-    pool.free_all_blocks(ExternalStream(2, device_id=0))
+    with pytest.raises(ValueError, match="device 0"):
+        pool.free_all_blocks(ExternalStream(2, device_id=0))
     assert pool.total_bytes() == 512
     pool.free_all_blocks(ExternalStream(2, device_id=1))
     assert pool.total_bytes() == 0

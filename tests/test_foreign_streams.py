@@ -363,3 +363,83 @@ def test_an_object_is_asked_once_which_stream_it_is():
         assert pool.stats()["pending_bytes"] == 512
         with streams[2]:
             assert pool.malloc(512).ptr != address
+
+
+# ---- streams of another device ----
+
+
+@pytest.mark.two_devices
+def test_a_stream_tells_its_device():
+    with Device(1):
+        there = Stream(non_blocking=True)
+    protocol = Protocol((0, there.ptr))
+    for made in (
+        ExternalStream(there.ptr),
+        ExternalStream(there.ptr, 1),
+        Stream.from_external(protocol),
+        Stream.from_external(there),
+    ):
+        assert made.device_id == 1
+        assert made == there
+        with pytest.raises(RuntimeError, match="device 1"):
+            made.use()
+    with pytest.raises(ValueError, match="of device 1, not of 0"):
+        ExternalStream(there.ptr, 0)
+    with Device(1):
+        assert ExternalStream(there.ptr).device_id == 1
+        assert ExternalStream(Stream.null.ptr).device_id == -1
+
+
+class Handle:
+    def __init__(self, ptr):
+        self.ptr = ptr
+
+
+@pytest.mark.two_devices
+def test_what_is_about_one_device_takes_no_stream_of_another():
+    pool, async_pool = gpumem.MemoryPool(), gpumem.MemoryAsyncPool()
+    pool.malloc(512)
+    with Device(1):
+        there = Stream(non_blocking=True)
+        with there:
+            pool.malloc(512)
+        there.synchronize()
+    event = Event()
+    named = [
+        there,
+        ExternalStream(there.ptr),
+        Protocol((0, there.ptr)),
+        Handle(there.ptr),
+        ExternalStream(0, 1),
+    ]
+    for stream in named:
+        for use in (
+            pool.free_all_blocks,
+            gpumem.SingleDeviceMemoryPool().free_all_blocks,
+            async_pool.free_all_blocks,
+            event.record,
+        ):
+            with pytest.raises(ValueError, match="device 1"):
+                use(stream)
+    assert pool.total_bytes(device=1) == 512
+    pool.free_all_blocks(Handle(there.ptr), device=1)
+    assert pool.total_bytes(device=1) == 0
+    for stream in named:
+        async_pool.free_all_blocks(stream, device=1)
+        assert gpumem.MemoryAsync(512, stream).device_id == 1
+
+
+@pytest.mark.sim_only
+@pytest.mark.two_devices
+def test_memory_is_recorded_for_a_stream_of_another_device_by_its_handle():
+    with Device(1):
+        there = Stream(non_blocking=True)
+    pool = gpumem.MemoryPool()
+    memory = pool.malloc(512)
+    memory.record_stream(Handle(there.ptr))
+    with testing.hold_stream(there):
+        memory.memset_async(1, 512, there)
+        del memory
+        assert pool.stats()["pending_bytes"] == 512
+    there.synchronize()
+    assert pool.stats()["pending_bytes"] == 0

@@ -96,8 +96,9 @@
     X(stream_id, (void *self, gm_stream stream, uint64_t *id), (inner, stream, id))    \
     X(stream_priority_range, (void *self, int device, int *least, int *most),          \
       (inner, device, least, most))                                                    \
-    X(stream_info, (void *self, gm_stream stream, unsigned *flags, int *priority),     \
-      (inner, stream, flags, priority))                                                \
+    X(stream_info,                                                                     \
+      (void *self, gm_stream stream, unsigned *flags, int *priority, int *device),     \
+      (inner, stream, flags, priority, device))                                        \
     X(stream_capture,                                                                  \
       (void *self, gm_stream stream, gm_capture_state *state, uint64_t *id),           \
       (inner, stream, state, id))                                                      \

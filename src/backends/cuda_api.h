@@ -54,6 +54,7 @@ typedef struct cuda_driver {
     CUresult (*primary_retain)(CUcontext *context, CUdevice handle);
     CUresult (*primary_release)(CUdevice handle);
     CUresult (*ctx_get_id)(CUcontext context, unsigned long long *id);
+    CUresult (*stream_get_ctx)(CUstream stream, CUcontext *context);
     CUresult (*mem_get_range)(CUdeviceptr *base, size_t *size, CUdeviceptr ptr);
 } cuda_driver;
 
@@ -86,6 +87,11 @@ GM_MUST_CHECK cudaError_t cuda_current(const cuda_self *self, int *device);
 GM_MUST_CHECK cudaError_t cuda_primary_id(const cuda_self *self,
                                           int device,
                                           uint64_t *id);
+
+/* The device of a stream; of a default one the current device. */
+GM_MUST_CHECK cudaError_t cuda_device_of_stream(const cuda_self *self,
+                                                cudaStream_t stream,
+                                                int *device);
 
 static inline bool
 cuda_has_device(const cuda_self *self, int device)
@@ -197,8 +203,8 @@ gm_status cuda_stream_synchronize(void *self, gm_stream stream);
 gm_status cuda_stream_wait_event(void *self, gm_stream stream, gm_event event);
 gm_status cuda_stream_id(void *self, gm_stream stream, uint64_t *id);
 gm_status cuda_stream_priority_range(void *self, int device, int *least, int *most);
-gm_status
-cuda_stream_info(void *self, gm_stream stream, unsigned *flags, int *priority);
+gm_status cuda_stream_info(
+    void *self, gm_stream stream, unsigned *flags, int *priority, int *device);
 
 gm_status cuda_stream_capture(void *self,
                               gm_stream stream,

@@ -52,6 +52,7 @@ static const driver_symbol driver_symbols[] = {
     {"cuDevicePrimaryCtxGetState", offsetof(cuda_driver, primary_get_state)},
     {"cuDevicePrimaryCtxRetain", offsetof(cuda_driver, primary_retain)},
     {"cuDevicePrimaryCtxRelease", offsetof(cuda_driver, primary_release)},
+    {"cuStreamGetCtx", offsetof(cuda_driver, stream_get_ctx)},
     {"cuMemGetAddressRange", offsetof(cuda_driver, mem_get_range)},
 };
 
@@ -179,6 +180,19 @@ cuda_primary_id(const cuda_self *self, int device, uint64_t *id)
 
 /* ---- current device ---- */
 
+/* The number of the device of that handle. */
+static cudaError_t
+number_of(const cuda_self *self, CUdevice handle, int *device)
+{
+    for (int i = 0; i < self->count; i++) {
+        if (self->devices[i].handle == handle) {
+            *device = i;
+            return cudaSuccess;
+        }
+    }
+    return cudaErrorInvalidDevice;
+}
+
 /* The device of a current context that is in no entry: a primary one not seen before,
  * which is entered now, or one that is not to be remembered. */
 static GM_COLD cudaError_t
@@ -187,23 +201,14 @@ current_unknown(const cuda_self *self, int *device)
     CUcontext primary;
     CUdevice handle;
     CUresult result = self->driver.ctx_get_device(&handle);
-    int i = 0;
+    cudaError_t error = result == CUDA_SUCCESS ? number_of(self, handle, device)
+                                               : cuda_from_driver(result);
 
-    if (result != CUDA_SUCCESS) {
-        return cuda_from_driver(result);
-    }
-    while (i < self->count && self->devices[i].handle != handle) {
-        i++;
-    }
-    if (i == self->count) {
-        return cudaErrorInvalidDevice;
-    }
-    if (primary_is_active(self, i)) {
+    if (error == cudaSuccess && primary_is_active(self, *device)) {
         /* Failing costs the next request this detour again, nothing else. */
-        (void)primary_hold(self, i, &primary);
+        (void)primary_hold(self, *device, &primary);
     }
-    *device = i;
-    return cudaSuccess;
+    return error;
 }
 
 cudaError_t
@@ -226,6 +231,33 @@ cuda_current(const cuda_self *self, int *device)
         }
     }
     return current_unknown(self, device);
+}
+
+/* By its context, which every driver tells; cudaStreamGetDevice needs one of 12.8. */
+cudaError_t
+cuda_device_of_stream(const cuda_self *self, cudaStream_t stream, int *device)
+{
+    CUcontext context = NULL;
+    CUcontext ours;
+    CUdevice handle;
+    CUresult result;
+
+    if (self->count == 1) {
+        *device = 0;
+        return cudaSuccess;
+    }
+    result = self->driver.stream_get_ctx(stream, &context);
+    if (result == CUDA_SUCCESS) {
+        result = self->driver.ctx_push(context);
+    }
+    if (result != CUDA_SUCCESS) {
+        return cuda_from_driver(result);
+    }
+    result = self->driver.ctx_get_device(&handle);
+    /* Fails only when the driver is gone. */
+    (void)self->driver.ctx_pop(&ours);
+    return result == CUDA_SUCCESS ? number_of(self, handle, device)
+                                  : cuda_from_driver(result);
 }
 
 /* ---- guard ---- */

@@ -114,19 +114,24 @@ cuda_stream_priority_range(void *self, int device, int *least, int *most)
 }
 
 gm_status
-cuda_stream_info(void *self, gm_stream stream, unsigned *flags, int *priority)
+cuda_stream_info(
+    void *self, gm_stream stream, unsigned *flags, int *priority, int *device)
 {
     unsigned found_flags = 0;
     int found_priority = 0;
+    int found_device = -1;
     cudaError_t error = cudaStreamGetFlags((cudaStream_t)stream, &found_flags);
 
-    (void)self;
     if (error == cudaSuccess) {
         error = cudaStreamGetPriority((cudaStream_t)stream, &found_priority);
     }
     if (error == cudaSuccess) {
+        error = cuda_device_of_stream(self, (cudaStream_t)stream, &found_device);
+    }
+    if (error == cudaSuccess) {
         *flags = found_flags;
         *priority = found_priority;
+        *device = found_device;
     }
     return cuda_status(error);
 }

@@ -128,8 +128,8 @@ gm_status sim_slot_stream_synchronize(void *self, gm_stream handle);
 gm_status sim_slot_stream_wait_event(void *self, gm_stream handle, gm_event event);
 gm_status sim_slot_stream_id(void *self, gm_stream handle, uint64_t *id);
 gm_status sim_slot_stream_priority_range(void *self, int device, int *least, int *most);
-gm_status
-sim_slot_stream_info(void *self, gm_stream handle, unsigned *flags, int *priority);
+gm_status sim_slot_stream_info(
+    void *self, gm_stream handle, unsigned *flags, int *priority, int *device);
 gm_status sim_slot_event_create(void *self, int device, unsigned flags, gm_event *out);
 gm_status sim_slot_event_record(void *self, gm_event event, gm_stream handle);
 gm_status sim_slot_event_destroy(void *self, gm_event event);

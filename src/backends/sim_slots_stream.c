@@ -135,7 +135,8 @@ sim_slot_stream_priority_range(void *self, int device, int *least, int *most)
 }
 
 gm_status
-sim_slot_stream_info(void *self, gm_stream handle, unsigned *flags, int *priority)
+sim_slot_stream_info(
+    void *self, gm_stream handle, unsigned *flags, int *priority, int *device)
 {
     sim_call call = {self, .slot = SIM_SLOT_stream_info, .ptr = handle};
     sim_stream *stream = NULL;
@@ -145,6 +146,7 @@ sim_slot_stream_info(void *self, gm_stream handle, unsigned *flags, int *priorit
     }
     *flags = stream->flags;
     *priority = stream->priority;
+    *device = stream->device;
     return sim_leave(&call, GM_OK);
 }
 

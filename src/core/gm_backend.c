@@ -435,20 +435,21 @@ gm_backend_stream_priority_range(const gm_backend *b, int device, int *least, in
 }
 
 gm_status
-gm_backend_stream_info(const gm_backend *b,
-                       gm_stream stream,
-                       unsigned *flags,
-                       int *priority)
+gm_backend_stream_info(
+    const gm_backend *b, gm_stream stream, unsigned *flags, int *priority, int *device)
 {
     unsigned flags_value = 0;
     int priority_value = 0;
+    int device_value = -1;
     gm_status status = GM_OK;
     if (b->stream_info != NULL) {
-        status = b->stream_info(b->self, stream, &flags_value, &priority_value);
+        status = b->stream_info(b->self, stream, &flags_value, &priority_value,
+                                &device_value);
     }
     if (status == GM_OK) {
         *flags = flags_value;
         *priority = priority_value;
+        *device = device_value;
     }
     return status;
 }

@@ -318,12 +318,11 @@ typedef struct gm_backend {
     /* The numbers of the least urgent and the most urgent priority. Default: 0, 0. */
     gm_status (*stream_priority_range)(void *self, int device, int *least, int *most);
 
-    /* What the stream was made with: GM_STREAM_* and its priority as the device took
-     * it. Default: none and 0. */
-    gm_status (*stream_info)(void *self,
-                             gm_stream stream,
-                             unsigned *flags,
-                             int *priority);
+    /* What the stream was made with: GM_STREAM_*, its priority as the device took it,
+     * and its device; of a default stream the current one. Default: none, 0 and -1, for
+     * not known. */
+    gm_status (*stream_info)(
+        void *self, gm_stream stream, unsigned *flags, int *priority, int *device);
 
     /* ---- recorded graphs ---- */
 
@@ -533,10 +532,8 @@ gm_status gm_backend_stream_priority_range(const gm_backend *b,
                                            int device,
                                            int *least,
                                            int *most);
-gm_status gm_backend_stream_info(const gm_backend *b,
-                                 gm_stream stream,
-                                 unsigned *flags,
-                                 int *priority);
+gm_status gm_backend_stream_info(
+    const gm_backend *b, gm_stream stream, unsigned *flags, int *priority, int *device);
 
 gm_status gm_backend_stream_capture(const gm_backend *b,
                                     gm_stream stream,

@@ -50,7 +50,8 @@ const char gmpy_async_pool_free_all_blocks_doc[] = PyDoc_STR(
     "\n"
     "Raises:\n"
     "    TypeError: stream is not a stream.\n"
-    "    ValueError: there is no such device.\n"
+    "    ValueError: there is no such device, or stream is of another one.\n"
+    "    RuntimeError: the stream is gone.\n"
     "    CUDARuntimeError: the device refused.");
 
 /* Has the pool trimmed when the recording that is under way ends, since a wait would
@@ -73,8 +74,8 @@ trim_later(gmpy_state *st, int device, gm_mem_pool pool)
     return postponed;
 }
 
-/* Waits for the stream that the argument means on the current device, and trims. 0 or
- * -1. */
+/* Waits for the stream that the argument means on `device`, the current one, and trims.
+ * 0 or -1. */
 static int
 trim_after(gmpy_state *st, PyObject *stream_arg, int device, gm_mem_pool pool)
 {
@@ -84,7 +85,8 @@ trim_after(gmpy_state *st, PyObject *stream_arg, int device, gm_mem_pool pool)
     gm_device_mark back;
     gm_status status;
 
-    if (gmpy_as_stream(st, stream_arg, &stream) < 0) {
+    if (gmpy_as_stream(st, stream_arg, &stream) < 0 ||
+        gmpy_stream_check_device(st, &stream, device) < 0) {
         return -1;
     }
     later = trim_later(st, device, pool);

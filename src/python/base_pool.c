@@ -104,10 +104,12 @@ gmpy_as_base_allocator(gmpy_state *st, PyObject *arg, PyObject **out)
 
 /* ---- trimming ---- */
 
+/* Gives idle memory back, of one stream or with NULL of all. 0 or -1. */
 static int
-release_idle(PyObject *op, PyObject *device_arg, const gm_stream_key *key)
+release_idle(PyObject *op, PyObject *device_arg, const gmpy_stream_ref *one)
 {
     gmpy_any_pool *self = (gmpy_any_pool *)op;
+    gm_stream_key key = GM_STREAM_KEY_DEFAULT;
     gm_pool *pool;
     int device;
     int found;
@@ -116,9 +118,14 @@ release_idle(PyObject *op, PyObject *device_arg, const gm_stream_key *key)
     gmpy_guards_look(self->st);
     gmpy_parked_look(self->st);
     found = self->find(self, device_arg, false, &pool, &device);
+    if (found >= 0 && one &&
+        ((device >= 0 && gmpy_stream_check_device(self->st, one, device) < 0) ||
+         gmpy_stream_ref_key(self->st, one, &key) < 0)) {
+        return -1;
+    }
     if (found > 0) {
         Py_BEGIN_ALLOW_THREADS(void)
-        (key ? gm_pool_release_idle_of(pool, *key) : gm_pool_release_idle(pool));
+        (one ? gm_pool_release_idle_of(pool, key) : gm_pool_release_idle(pool));
         Py_END_ALLOW_THREADS
     }
     gmpy_watch_look(self->st, true);
@@ -135,17 +142,17 @@ pool_free_all_blocks(PyObject *self,
         "free_all_blocks", 2, 0, 1, {"stream", "device"}};
     gmpy_state *st = ((gmpy_any_pool *)self)->st;
     PyObject *given[2];
-    gm_stream_key key;
+    gmpy_stream_ref stream;
     bool one;
 
     if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0) {
         return NULL;
     }
     one = given[0] && given[0] != Py_None;
-    if (one && gmpy_as_stream_key(st, given[0], &key) < 0) {
+    if (one && gmpy_as_stream(st, given[0], &stream) < 0) {
         return NULL;
     }
-    if (release_idle(self, given[1], one ? &key : NULL) < 0) {
+    if (release_idle(self, given[1], one ? &stream : NULL) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -286,8 +293,8 @@ PyDoc_STRVAR(
     "\n"
     "Raises:\n"
     "    TypeError: stream is not a stream.\n"
-    "    ValueError: there is no such device, or a SingleDeviceMemoryPool is on\n"
-    "        another one.");
+    "    ValueError: there is no such device, or stream or a\n"
+    "        SingleDeviceMemoryPool is of another one.");
 PyDoc_STRVAR(free_all_free_doc,
              "free_all_free($self, /)\n"
              "--\n"

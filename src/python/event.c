@@ -217,7 +217,7 @@ gmpy_event_check_stream(gmpy_state *st, PyObject *event, const gmpy_stream_ref *
     if (gmpy_stream_device(st, stream, &of) < 0) {
         return -1;
     }
-    if (of >= 0 && of != event_of(event)->device_id) {
+    if (of != event_of(event)->device_id) {
         PyErr_Format(
             PyExc_ValueError,
             "an event of device %d cannot be recorded on a stream of device %d",

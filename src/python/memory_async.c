@@ -67,12 +67,9 @@ memory_async_bind(memory_async *self, gmpy_state *st, PyObject *stream)
         gmpy_stream_device(st, &self->ref, &device) < 0) {
         return -1;
     }
-    if (device < 0) {
-        device = gmpy_current_device(st); // only the driver knows
-    }
     self->device = device;
     self->ref.device = device; // a default stream must still mean this one later
-    return device < 0 ? -1 : 0;
+    return 0;
 }
 
 /* GM_ERR_CAPTURING while the stream records a graph: the memory would be the graph's,

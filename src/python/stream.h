@@ -116,8 +116,13 @@ gm_status gmpy_stream_enter(const gm_backend *backend,
                             gm_device_mark *back);
 void gmpy_stream_leave(const gm_backend *backend, const gm_device_mark *back);
 
-/* The device that the stream is of, -1 where only the driver knows: *out. 0 or -1. */
+/* The device that the stream is of: *out. Asked of the driver where the handle of a
+ * stream is all that is known. 0 or -1. */
 int gmpy_stream_device(gmpy_state *st, const gmpy_stream_ref *stream, int *out);
+
+/* 0 where the stream is of that device, or a default stream of every device; else -1
+ * with ValueError. */
+int gmpy_stream_check_device(gmpy_state *st, const gmpy_stream_ref *stream, int device);
 
 /* GM_ERR_STREAM_GONE where an object of ours stands for a stream that somebody else
  * made, and the handle means no stream any more, or another one. One that is being
@@ -129,9 +134,6 @@ gm_status gmpy_stream_confirm(const gm_backend *backend, const gmpy_stream_ref *
  * stream of ours, an object with __cuda_stream__, or one whose `ptr` is a native
  * handle. 0 or -1. */
 int gmpy_as_stream(gmpy_state *st, PyObject *arg, gmpy_stream_ref *out);
-
-/* The arena key of a `stream` argument that is given. 0 or -1. */
-int gmpy_as_stream_key(gmpy_state *st, PyObject *arg, gm_stream_key *out);
 
 /* The native handle of somebody else's stream or event (`what`): an object with an
  * integer `ptr`. 0, or -1 with TypeError. */

@@ -50,12 +50,48 @@ gmpy_stream_ref_of(const gmpy_stream *stream)
 int
 gmpy_stream_device(gmpy_state *st, const gmpy_stream_ref *stream, int *out)
 {
+    const gm_backend *backend;
+    unsigned flags;
+    int priority;
+    gm_status status;
+
     *out = stream->of;
-    if (*out >= 0 || stream->handle > GM_STREAM_PER_THREAD) {
+    if (*out >= 0) {
         return 0;
     }
-    *out = gmpy_current_device(st);
-    return *out < 0 ? -1 : 0;
+    if (stream->handle <= GM_STREAM_PER_THREAD || st->device_count == 1) {
+        *out = gmpy_current_device(st);
+        return *out < 0 ? -1 : 0;
+    }
+    backend = gmpy_backend(st);
+    if (!backend) {
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = gm_backend_stream_info(backend, stream->handle, &flags, &priority, out);
+    Py_END_ALLOW_THREADS
+    if (status != GM_OK) {
+        gmpy_raise(st, status, "asking which device a stream is of");
+        return -1;
+    }
+    return 0;
+}
+
+int
+gmpy_stream_check_device(gmpy_state *st, const gmpy_stream_ref *stream, int device)
+{
+    int of;
+
+    if (gmpy_stream_device(st, stream, &of) < 0) {
+        return -1;
+    }
+    /* A default stream that names no device has one on each. */
+    if (of == device || (stream->of < 0 && stream->handle <= GM_STREAM_PER_THREAD)) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError,
+                 "the stream is of device %d, and this is about device %d", of, device);
+    return -1;
 }
 
 gm_status
@@ -279,14 +315,6 @@ gmpy_as_stream(gmpy_state *st, PyObject *arg, gmpy_stream_ref *out)
         return gmpy_stream_check(st, (const gmpy_stream *)arg);
     }
     return as_foreign_stream(arg, &out->handle);
-}
-
-int
-gmpy_as_stream_key(gmpy_state *st, PyObject *arg, gm_stream_key *out)
-{
-    gmpy_stream_ref ref;
-
-    return gmpy_as_stream(st, arg, &ref) < 0 ? -1 : gmpy_stream_ref_key(st, &ref, out);
 }
 
 int

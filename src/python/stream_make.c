@@ -49,20 +49,22 @@ typedef struct facts {
     uint64_t id;
     unsigned flags;
     int priority;
+    int device; // -1: it does not say
     uint64_t life;
 } facts;
 
 /* Asks for them; needs no interpreter. */
 static gm_status
-ask_facts(gmpy_state *st, gm_stream handle, int device, facts *out)
+ask_facts(gmpy_state *st, gm_stream handle, facts *out)
 {
     gm_status status = gm_backend_stream_id(st->backend, handle, &out->id);
 
     if (status == GM_OK) {
-        status =
-            gm_backend_stream_info(st->backend, handle, &out->flags, &out->priority);
+        status = gm_backend_stream_info(st->backend, handle, &out->flags,
+                                        &out->priority, &out->device);
     }
-    out->life = status == GM_OK ? gmpy_device_life(st, device) : 0;
+    out->life =
+        status == GM_OK && out->device >= 0 ? gmpy_device_life(st, out->device) : 0;
     return status;
 }
 
@@ -80,8 +82,8 @@ set_stream(gmpy_stream *self, gm_stream handle, int device, const facts *known)
     self->ready = true;
 }
 
-/* Makes `self` a stream that somebody else made; `device` -1 is the current one, but
- * for a default stream whichever is current when it is used. 0 or -1. */
+/* Makes `self` a stream that somebody else made; `device` -1 is its own, but for a
+ * default stream whichever is current when it is used. 0 or -1. */
 static int
 set_foreign(gmpy_state *st, gmpy_stream *self, gm_stream handle, int device)
 {
@@ -92,19 +94,19 @@ set_foreign(gmpy_state *st, gmpy_stream *self, gm_stream handle, int device)
         if (!gmpy_backend(st)) {
             return -1;
         }
-        if (device == -1) {
-            device = gmpy_current_device(st);
-        }
-        if (device < 0) {
-            return -1;
-        }
         Py_BEGIN_ALLOW_THREADS
-        status = ask_facts(st, handle, device, &known);
+        status = ask_facts(st, handle, &known);
         Py_END_ALLOW_THREADS
         if (status != GM_OK) {
             gmpy_raise(st, status, "asking which stream it is");
             return -1;
         }
+        if (device >= 0 && device != known.device) {
+            PyErr_Format(PyExc_ValueError, "the stream is of device %d, not of %d",
+                         known.device, device);
+            return -1;
+        }
+        device = known.device;
     }
     if (claim((PyObject *)self) < 0) { // another thread may have been faster
         return -1;
@@ -129,7 +131,7 @@ stream_create(gmpy_state *st, gmpy_stream *self, unsigned flags, int priority)
     Py_BEGIN_ALLOW_THREADS
     status = gm_backend_stream_create(backend, device, flags, priority, &handle);
     if (status == GM_OK) {
-        status = ask_facts(st, handle, device, &known);
+        status = ask_facts(st, handle, &known);
         if (status != GM_OK) {
             (void)gm_backend_stream_destroy(backend, handle); // one failure is enough
         }
@@ -240,7 +242,7 @@ PyDoc_STRVAR(
     "destroy it. __init__ is not run.\n"
     "\n"
     "Args:\n"
-    "    obj: anything with __cuda_stream__, of the current device.\n"
+    "    obj: anything with __cuda_stream__.\n"
     "\n"
     "Raises:\n"
     "    TypeError: obj has no __cuda_stream__.\n"
@@ -320,11 +322,11 @@ PyDoc_STRVAR(
     "\n"
     "Args:\n"
     "    ptr (int): the native handle; 0, 1 and 2 are the default streams.\n"
-    "    device_id (int): number of its device. -1: the current one, and for a\n"
+    "    device_id (int): number of its device. -1: whichever it is of, and for a\n"
     "        default stream whichever is current when it is used.\n"
     "\n"
     "Raises:\n"
-    "    ValueError: there is no such device.\n"
+    "    ValueError: there is no such device, or the stream is of another one.\n"
     "    CUDARuntimeError: there is no such stream.\n"
     "\n"
     "Safe to share between threads.");

@@ -17,18 +17,17 @@
 
 #include "core/gm_pending.h"
 
-/* Where nothing says which device another library's stream is of, the device refuses a
- * mark on one that is not the current device's. */
 int
 gmpy_stream_use_of(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_use *out)
 {
     *out = (gm_stream_use){
         .stream = stream->handle,
-        .device = stream->of >= 0 ? stream->of : gmpy_current_device(st),
         .life = stream->life,
         .announced = stream->owned || stream->handle <= GM_STREAM_LEGACY,
     };
-    return out->device < 0 ? -1 : gmpy_stream_ref_key(st, stream, &out->key);
+    return gmpy_stream_device(st, stream, &out->device) < 0
+               ? -1
+               : gmpy_stream_ref_key(st, stream, &out->key);
 }
 
 bool

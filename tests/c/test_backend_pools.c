@@ -188,7 +188,7 @@ CONFORMANCE(the_first_pool_can_be_chosen_again)
 
 CONFORMANCE(priorities_are_kept_within_their_range)
 {
-    int least = 7, most = 7, priority = 7;
+    int least = 7, most = 7, priority = 7, device = 7;
     unsigned flags = 7;
     CHECK_EQ(gm_backend_stream_priority_range(b, 0, &least, &most), GM_OK);
     CHECK_EQ(least, 0);
@@ -201,12 +201,14 @@ CONFORMANCE(priorities_are_kept_within_their_range)
         gm_stream stream = 0;
         unsigned wanted = i % 2 == 0 ? 0 : GM_STREAM_NON_BLOCKING;
         CHECK_EQ(gm_backend_stream_create(b, 0, wanted, asked[i], &stream), GM_OK);
-        CHECK_EQ(gm_backend_stream_info(b, stream, &flags, &priority), GM_OK);
+        CHECK_EQ(gm_backend_stream_info(b, stream, &flags, &priority, &device), GM_OK);
         CHECK_EQ(flags, wanted);
         CHECK_EQ(priority, taken[i]);
+        CHECK_EQ(device, 0);
         CHECK_EQ(gm_backend_stream_destroy(b, stream), GM_OK);
     }
-    CHECK_EQ(gm_backend_stream_info(b, GM_STREAM_LEGACY, &flags, &priority), GM_OK);
+    CHECK_EQ(gm_backend_stream_info(b, GM_STREAM_LEGACY, &flags, &priority, &device),
+             GM_OK);
     CHECK_EQ(flags, 0);
     CHECK_EQ(priority, 0);
 }

@@ -160,11 +160,13 @@ give_id(void *self, gm_stream stream, uint64_t *out)
 }
 
 static gm_status
-give_stream_info(void *self, gm_stream stream, unsigned *flags, int *priority)
+give_stream_info(
+    void *self, gm_stream stream, unsigned *flags, int *priority, int *device)
 {
     (void)stream;
     WRITE(flags);
     WRITE(priority);
+    WRITE(device);
     return ANSWER;
 }
 
@@ -296,7 +298,7 @@ backend_with(manner *m)
 /* ---- what comes back ---- */
 
 typedef struct results {
-    int count, device, driver, runtime, least, most, priority;
+    int count, device, driver, runtime, least, most, priority, of;
     unsigned support, flags;
     uint64_t incarnation, id, recording, field;
     size_t free_bytes, total_bytes, largest, granularity;
@@ -343,7 +345,7 @@ ask_for_figures(const gm_backend *b, results *r, gm_status expected)
     CHECK_EQ(gm_backend_mem_pool_read(b, 64, GM_MEM_POOL_USED, &r->field), expected);
     CHECK_EQ(gm_backend_stream_id(b, 64, &r->id), expected);
     CHECK_EQ(gm_backend_stream_priority_range(b, 0, &r->least, &r->most), expected);
-    CHECK_EQ(gm_backend_stream_info(b, 64, &r->flags, &r->priority), expected);
+    CHECK_EQ(gm_backend_stream_info(b, 64, &r->flags, &r->priority, &r->of), expected);
     CHECK_EQ(gm_backend_stream_capture(b, 64, &r->state, &r->recording), expected);
     CHECK_EQ(gm_backend_event_elapsed(b, 1, 2, &r->ms), expected);
     CHECK_EQ(gm_backend_pointer_info(b, 4096, &r->info), expected);
@@ -364,8 +366,8 @@ check_addresses(const results *r, uintptr_t expected)
 static void
 check_figures(const results *r, int expected)
 {
-    const int ints[] = {r->count, r->device, r->driver,   r->runtime,
-                        r->least, r->most,   r->priority, r->ipc.bytes[0]};
+    const int ints[] = {r->count, r->device,   r->driver, r->runtime,     r->least,
+                        r->most,  r->priority, r->of,     r->ipc.bytes[0]};
     const uint64_t numbers[] = {r->support,     r->flags,  r->incarnation, r->id,
                                 r->recording,   r->field,  r->free_bytes,  r->largest,
                                 r->total_bytes, r->handle, r->info.base,   r->info.size,

@@ -352,12 +352,14 @@ TEST(backend_missing_slots_have_their_defaults)
     CHECK_EQ(number, 0);
     CHECK_EQ(gm_backend_device_support(&b, 0, &support), GM_OK);
     CHECK_EQ(support, 0);
+    int device = 7;
     CHECK_EQ(gm_backend_stream_priority_range(&b, 0, &least, &most), GM_OK);
     CHECK_EQ(least, 0);
     CHECK_EQ(most, 0);
-    CHECK_EQ(gm_backend_stream_info(&b, 64, &flags, &priority), GM_OK);
+    CHECK_EQ(gm_backend_stream_info(&b, 64, &flags, &priority, &device), GM_OK);
     CHECK_EQ(flags, 0);
     CHECK_EQ(priority, 0);
+    CHECK_EQ(device, -1);
     CHECK_EQ(gm_backend_peer_can_access(&b, 0, 1, &can), GM_OK);
     CHECK(!can);
     gm_backend_close(&b); // nothing to do, and nothing is done

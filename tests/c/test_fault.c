@@ -232,7 +232,7 @@ fail_streams_and_events(const gm_backend *b)
     FAILS(stream_wait_event, 1, 2);
     FAILS(stream_id, 1, &id);
     FAILS(stream_priority_range, 0, &priority, &priority);
-    FAILS(stream_info, 1, &flags, &priority);
+    FAILS(stream_info, 1, &flags, &priority, &priority);
     FAILS(event_create, 0, 0, &handle);
     FAILS(event_destroy, 1);
     FAILS(event_record, 1, 2);
