@@ -16,6 +16,11 @@
  *
  * Memory hooks are here too, since they end with the thread; hooks.c calls them.
  *
+ * A thread's own default streams end with it as well, for nobody else can queue work on
+ * them: what the pools have cached for them becomes anybody's when that work is done
+ * (core/gm_stream_end.c). Not while a graph is being recorded, when the device is not
+ * to be called: then it stays cached until it is given back.
+ *
  * Cost: the inline readers in module.h are one thread-local load. Making a stream
  * current is the same and two reference counts, and for the per-thread stream one
  * question to the backend.
@@ -25,6 +30,9 @@
 #include "hooks.h"
 #include "out_of_memory.h"
 #include "stream.h"
+
+#include "core/gm_pending.h" // gm_pools_end_stream
+#include "core/gm_process.h" // gm_process_is_capturing
 
 #include <string.h> // memmove
 
@@ -53,6 +61,8 @@ typedef struct thread_settings {
     scope_stack streams;
     scope_stack devices;
     scope_stack allocators;
+    gm_stream_key *own; // one a device: of the thread's own stream, 0 where that never
+                        // was current; NULL: it never was anywhere
     gmpy_current currents[]; // one a device, their streams references
 } thread_settings;
 
@@ -185,6 +195,28 @@ settings_clear(PyObject *op)
     return 0;
 }
 
+/* The thread ends, and it is the calling one, whose stream the handle means. */
+static void
+end_own_streams(const thread_settings *self)
+{
+    if (!self->own || gm_process_is_capturing()) {
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < Py_SIZE(self); i++) {
+        const gm_stream_use by = {
+            .stream = GM_STREAM_PER_THREAD,
+            .key = self->own[i],
+            .device = (int)i,
+        };
+
+        if (by.key != GM_STREAM_KEY_DEFAULT) {
+            gm_pools_end_stream(self->st->backend, &by);
+        }
+    }
+    Py_END_ALLOW_THREADS
+}
+
 static void
 settings_dealloc(PyObject *op)
 {
@@ -192,8 +224,10 @@ settings_dealloc(PyObject *op)
 
     PyObject_GC_UnTrack(op);
     if (gmpy_this_thread.settings == op) {
+        end_own_streams((thread_settings *)op);
         gmpy_this_thread = (gmpy_thread){0};
     }
+    PyMem_Free(((thread_settings *)op)->own);
     (void)settings_clear(op); // cannot fail
     type->tp_free(op);
     Py_DECREF(type);
@@ -269,14 +303,26 @@ get_settings(gmpy_state *st)
 
 /* ---- streams ---- */
 
-/* What `stream` is for the calling thread, with a reference to it. 0 or -1. */
+/* What `stream` is for the calling thread on `device`, with a reference to it. 0 or -1.
+ */
 static int
-resolve(gmpy_state *st, PyObject *stream, gmpy_current *out)
+resolve(thread_settings *settings, int device, PyObject *stream, gmpy_current *out)
 {
-    if (gmpy_stream_key(st, stream, &out->key) < 0) {
+    if (gmpy_stream_key(settings->st, stream, &out->key) < 0) {
         return -1;
     }
     out->handle = ((gmpy_stream *)stream)->handle;
+    if (out->handle == GM_STREAM_PER_THREAD) {
+        if (!settings->own) {
+            settings->own =
+                PyMem_Calloc((size_t)Py_SIZE(settings), sizeof *settings->own);
+        }
+        if (!settings->own) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        settings->own[device] = out->key;
+    }
     out->stream = Py_NewRef(stream);
     return 0;
 }
@@ -307,7 +353,7 @@ gmpy_set_current_stream(gmpy_state *st, int device, PyObject *stream)
     thread_settings *settings = get_settings(st);
     gmpy_current next;
 
-    if (!settings || resolve(st, stream, &next) < 0) {
+    if (!settings || resolve(settings, device, stream, &next) < 0) {
         return -1;
     }
     replace(&settings->currents[device], next);
@@ -322,7 +368,7 @@ gmpy_push_stream(gmpy_state *st, int device, PyObject *stream)
     gmpy_current *current;
 
     if (!settings || stack_reserve(&settings->streams) < 0 ||
-        resolve(st, stream, &next) < 0) {
+        resolve(settings, device, stream, &next) < 0) {
         return -1;
     }
     current = &settings->currents[device];

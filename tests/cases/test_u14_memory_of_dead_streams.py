@@ -4,6 +4,7 @@ kept about them grew. cupy#8068, NVIDIA/Fuser#5767,
 https://github.com/cupy/cupy/issues/8068"""
 
 import gc
+import threading
 
 import pytest
 from casekit import MIB, at_rest, resident_bytes
@@ -87,3 +88,69 @@ def test_u14_the_end_of_a_stream_asks_the_device_for_nothing_it_forgot(pool):
         pool.malloc(MIB)
         pool.free_all_blocks()
     assert handle not in [call.ptr for call in calls if "stream" in call.name]
+
+
+def in_a_thread(work):
+    """On its own default stream, which ends with it."""
+
+    def run():
+        with Stream.ptds as stream:
+            work(stream)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+def test_u14_threads_with_streams_of_their_own_leave_little(pool):
+    most = arenas = 0
+
+    def use(stream):
+        pool.malloc(MIB).memset_async(1, MIB)
+        stream.synchronize()
+
+    for _ in range(50):
+        in_a_thread(use)
+        stats = pool.stats()
+        most = max(most, stats["total_bytes"])
+        arenas = max(arenas, stats["arenas"])
+    assert most <= 4 * MIB
+    assert arenas <= 8
+
+
+@pytest.mark.sim_only
+def test_u14_what_a_thread_left_is_not_used_before_its_work_is_done(pool):
+    held = []
+
+    def use(stream):
+        pointer = pool.malloc(MIB)
+        held.append((testing.hold_stream(stream), pointer.ptr))
+        held[0][0].__enter__()
+        pointer.memset_async(1, MIB)
+
+    in_a_thread(use)
+    hold, address = held[0]
+    try:
+        others = [pool.malloc(MIB) for _ in range(2)]
+        assert address not in [other.ptr for other in others]
+    finally:
+        hold.__exit__(None, None, None)
+    gpumem.Device().synchronize()
+    assert pool.malloc(MIB).ptr == address
+
+
+@pytest.mark.sim_only
+def test_u14_a_thread_that_ends_leaves_a_recording_alone(pool):
+    stream = Stream(non_blocking=True)
+    calls = []
+
+    def use(_):
+        pool.malloc(MIB)
+        stream.begin_capture(gpumem.streamCaptureModeRelaxed)
+        calls.append(testing.call_log())
+        calls.append(calls[0].__enter__())
+
+    in_a_thread(use)
+    calls[0].__exit__(None, None, None)
+    assert calls[1] == []
+    stream.end_capture()
