@@ -366,8 +366,8 @@ check_addresses(const results *r, uintptr_t expected)
 static void
 check_figures(const results *r, int expected)
 {
-    const int ints[] = {r->count, r->device,   r->driver, r->runtime,     r->least,
-                        r->most,  r->priority, r->of,     r->ipc.bytes[0]};
+    const int ints[] = {r->count, r->device, r->driver,   r->runtime,
+                        r->least, r->most,   r->priority, r->ipc.bytes[0]};
     const uint64_t numbers[] = {r->support,     r->flags,  r->incarnation, r->id,
                                 r->recording,   r->field,  r->free_bytes,  r->largest,
                                 r->total_bytes, r->handle, r->info.base,   r->info.size,
@@ -394,6 +394,7 @@ TEST(backend_results_are_handed_on)
     check_figures(&r, WRITTEN);
     CHECK_EQ(r.state, GM_CAPTURE_ACTIVE);
     CHECK_EQ(r.info.device, WRITTEN);
+    CHECK_EQ(r.of, WRITTEN);
     CHECK(r.can);
     CHECK_EQ(gm_backend_device_push(&b, 0, &mark), GM_OK);
     CHECK(mark.pushed && mark.before == WRITTEN);
@@ -416,6 +417,7 @@ TEST(backend_results_that_a_backend_leaves_out_are_none)
     ask_for_figures(&b, &r, GM_OK);
     check_figures(&r, 0);
     CHECK_EQ(r.info.device, -1);
+    CHECK_EQ(r.of, -1);
     CHECK(!r.can);
     memset(&mark, 7, sizeof mark);
     CHECK_EQ(gm_backend_device_push(&b, 0, &mark), GM_OK);

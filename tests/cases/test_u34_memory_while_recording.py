@@ -20,7 +20,8 @@ MODES = {
 
 def one_of_each_kind():
     kinds = [gpumem.malloc, gpumem.malloc_managed, gpumem.malloc_pinned]
-    kinds += [gpumem.PinnedMemoryPool().malloc, MemoryPool(gpumem.malloc_managed).malloc]
+    kinds.append(gpumem.PinnedMemoryPool().malloc)
+    kinds.append(MemoryPool(gpumem.malloc_managed).malloc)
     if on_sim():  # not every device has these
         kinds += [gpumem.malloc_async, gpumem.MemoryAsyncPool().malloc]
         kinds.append(gpumem.malloc_system)
