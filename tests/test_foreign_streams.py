@@ -268,7 +268,13 @@ def each_use_of_a_stream(stream, pool):
     }
 
 
-NOT_ABOUT_A_STREAM = {"stream_id", "device_support", "device_push", "device_pop"}
+NOT_ABOUT_A_STREAM = {
+    "stream_id",
+    "device_incarnation",
+    "device_support",
+    "device_push",
+    "device_pop",
+}
 
 
 @pytest.mark.sim_only
