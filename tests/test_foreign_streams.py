@@ -351,21 +351,21 @@ def test_an_object_is_asked_once_which_stream_it_is():
     pool, source = gpumem.MemoryPool(), bytearray(512)
     with streams[2]:
         memory = pool.malloc(512)
-    for use in (
-        lambda s: memory.memset_async(7, 512, s),
-        lambda s: memory.copy_from_host_async(source, 512, s),
-        lambda s: memory.copy_from_async(memory, 512, s),
-        memory.record_stream,
+    for method, *arguments in (
+        (memory.memset_async, 7, 512),
+        (memory.copy_from_host_async, source, 512),
+        (memory.copy_from_async, memory, 512),
+        (memory.record_stream,),
     ):
         foreign = Alternating()
-        use(foreign)
+        method(*arguments, foreign)
         assert foreign.asked == 1
     for stream in streams:
         stream.synchronize()
     address = memory.ptr
     with testing.hold_stream(streams[1]):
         memory.memset_async(7, 512, Alternating())
-        del memory, use
+        del memory, method, arguments
         assert pool.stats()["pending_bytes"] == 512
         with streams[2]:
             assert pool.malloc(512).ptr != address

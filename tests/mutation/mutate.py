@@ -158,7 +158,7 @@ def compiles(tree: Path) -> bool:
         ["make", "-s", "DEBUG=1", "SAN=leak", RUNNER],
         cwd=tree,
         capture_output=True,
-        timeout=120,
+        timeout=600,
     )
     return done.returncode == 0
 
