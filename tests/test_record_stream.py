@@ -423,3 +423,24 @@ def test_a_pool_that_ends_first_goes_when_the_stream_is_done(own, other):
     assert testing.ledger().allocations == before.allocations + 1
     other.synchronize()
     assert testing.ledger().allocations == before.allocations
+
+
+@sim_only
+def test_what_marked_many_uses_goes_with_the_cache():
+    """Marks are kept to be used again, as many as were ever needed at once."""
+    pool, stream = MemoryPool(), Stream(non_blocking=True)
+    theirs = ExternalStream(stream.ptr)  # each use is marked when it is recorded
+    before = testing.ledger().events
+    for _ in range(3):
+        kept = [pool.malloc(SIZE) for _ in range(100)]
+        for pointer in kept:
+            pointer.record_stream(theirs)
+        del kept, pointer
+        stream.synchronize()
+        assert pool.stats()["pending_bytes"] == 0
+        assert testing.ledger().events >= before + 100
+        pool.free_all_blocks()
+        assert testing.ledger().events <= before + 16
+    assert pool.total_bytes() == 0
+    del pool
+    assert testing.ledger().events == before

@@ -130,8 +130,12 @@ release_idle(gm_pool *pool, const gm_stream_key *arena_key)
 size_t
 gm_pool_release_idle(gm_pool *pool)
 {
+    size_t bytes;
+
     gm_pools_sweep();
-    return release_idle(pool, NULL);
+    bytes = release_idle(pool, NULL);
+    gm_marks_trim(pool); // those of what came free are spare by now
+    return bytes;
 }
 
 size_t

@@ -263,6 +263,44 @@ gm_mark_record(gm_pool *pool, const gm_stream_use *by, gm_mark **out)
     return GM_OK;
 }
 
+/* Ends a spare mark that is on no list. One of a device that was reset has no event any
+ * more, whose handle may be somebody else's. */
+static void
+mark_end(const gm_pool *pool, gm_mark *mark)
+{
+    if (!mark->life || gm_pool_ask_life(pool, mark->device) == mark->life) {
+        (void)gm_backend_event_destroy(pool->upstream.backend, mark->event);
+    }
+    gm_host_free(mark);
+}
+
+void
+gm_marks_trim(gm_pool *pool)
+{
+    enum {
+        KEPT = 16 // as many as a flush and a look need between them
+    };
+    gm_mark **link = &pool->marks;
+    gm_mark *surplus;
+
+    if (gm_process_is_special()) {
+        return;
+    }
+    gm_pool_lock(pool);
+    for (int i = 0; i < KEPT && *link; i++) {
+        link = &(*link)->next;
+    }
+    surplus = *link;
+    *link = NULL;
+    gm_pool_unlock(pool);
+    while (surplus) {
+        gm_mark *next = surplus->next;
+
+        mark_end(pool, surplus);
+        surplus = next;
+    }
+}
+
 void
 gm_marks_fini(gm_pool *pool)
 {

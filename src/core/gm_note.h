@@ -126,6 +126,11 @@ GM_MUST_CHECK gm_status gm_mark_record(gm_pool *pool,
                                        const gm_stream_use *by,
                                        gm_mark **out);
 
+/* Destroys the spare marks but for a few: once much was pending, there are as many.
+ * Calls the device, so without the lock; does nothing while a graph is being recorded.
+ */
+void gm_marks_trim(gm_pool *pool);
+
 /* Destroys the spare marks; calls the device. */
 void gm_marks_fini(gm_pool *pool);
 
