@@ -60,11 +60,7 @@ def run_a_little():
 
 
 class Works:
-    """In a cycle with itself, and works when it is finalized.
-
-    A class of the module: without an interpreter lock one of a function lives for ever
-    once there was a thread, with all that its methods close over.
-    """
+    """In a cycle with itself, and works when it is finalized."""
 
     def __init__(self, work):
         self.me, self.work = self, work

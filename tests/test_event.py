@@ -5,6 +5,7 @@ import copy
 import gc
 import sys
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
@@ -268,11 +269,9 @@ def test_recording_again_counts_from_then():
 def test_another_librarys_stream_will_do():
     stream, event = Stream(non_blocking=True), Event()
 
-    class Foreign:
-        ptr = stream.ptr
-
+    foreign = SimpleNamespace(ptr=stream.ptr)
     kept = queue_work(stream)
-    event.record(Foreign())
+    event.record(foreign)
     Stream.null.synchronize()
     assert event.done is False
     stream.synchronize()

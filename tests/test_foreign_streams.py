@@ -4,6 +4,7 @@ which libraries hand streams to one another, and handles whose stream is gone.""
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,15 +24,13 @@ def current_device():
 def test_another_librarys_stream_will_do():
     stream = Stream(non_blocking=True)
 
-    class Foreign:
-        ptr = stream.ptr
-
+    foreign = SimpleNamespace(ptr=stream.ptr)
     pool = gpumem.MemoryPool()
     with stream:
         pool.malloc(512)
     pool.malloc(1024)
     assert pool.total_bytes() == 1536
-    pool.free_all_blocks(Foreign())
+    pool.free_all_blocks(foreign)
     assert pool.total_bytes() == 1024
 
 
@@ -340,13 +339,15 @@ def test_a_recorded_stream_of_somebody_elses_does_not_tell_which_it_is_and_will_
 def test_an_object_is_asked_once_which_stream_it_is():
     """The stream that a copy is queued on is the one that it is recorded for."""
     streams = [Stream(non_blocking=True) for _ in range(3)]
+    handles = [stream.ptr for stream in streams]
 
     class Alternating:
-        asked = 0
+        def __init__(self):
+            self.asked, self.handles = 0, handles
 
         def __cuda_stream__(self):
             self.asked += 1
-            return 0, streams[self.asked % 2].ptr
+            return 0, self.handles[self.asked % 2]
 
     pool, source = gpumem.MemoryPool(), bytearray(512)
     with streams[2]:

@@ -83,12 +83,15 @@ def test_a_launch_goes_to_the_stream_that_is_named_or_to_the_current_one(stream)
     graph = recorded(stream, lambda: target.memset_async(1, UNIT, stream))
 
     class Foreign:
+        def __init__(self, handle):
+            self.handle = handle
+
         def __cuda_stream__(self):
-            return (0, other.ptr)
+            return (0, self.handle)
 
     for launch in (
         lambda: graph.launch(other),
-        lambda: graph.launch(stream=Foreign()),
+        lambda: graph.launch(stream=Foreign(other.ptr)),
         lambda: graph.launch(ExternalStream(other.ptr)),
     ):
         target.memset(0, UNIT)

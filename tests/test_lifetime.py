@@ -27,22 +27,23 @@ class Log:
     current device)."""
 
     def __init__(self):
-        log = self
         self.taken = []
         self.freed = []
 
-        class Logged(Memory):
-            def __init__(self, size):
-                super().__init__(size)
-                log.taken.append((self.ptr, size, gpumem.get_device_id()))
-
-            def __del__(self):
-                log.freed.append((self.ptr, self.size, self.device_id))
-
-        self.memory = Logged
-
     def __call__(self, size):
-        return MemoryPointer(self.memory(size), 0)
+        return MemoryPointer(Logged(size, self), 0)
+
+
+class Logged(Memory):
+    """What a Log gives."""
+
+    def __init__(self, size, log):
+        super().__init__(size)
+        self.log = log
+        log.taken.append((self.ptr, size, gpumem.get_device_id()))
+
+    def __del__(self):
+        self.log.freed.append((self.ptr, self.size, self.device_id))
 
 
 # ---- memory outlives its pool ----
@@ -287,14 +288,14 @@ def test_the_users_collector_stays_off(pool):
 
 def test_the_collector_may_run_at_any_moment(pool):
     class Ring:
-        def __init__(self, size):
-            self.me, self.pointer = self, pool.malloc(size)
+        def __init__(self, pointer):
+            self.me, self.pointer = self, pointer
 
     threshold = gc.get_threshold()
     gc.set_threshold(1)
     try:
         for i in range(2000):
-            Ring(UNIT * (1 + i % 30))
+            Ring(pool.malloc(UNIT * (1 + i % 30)))
             pool.malloc(UNIT * (1 + i % 7))
     finally:
         gc.set_threshold(*threshold)

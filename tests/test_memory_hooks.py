@@ -411,9 +411,10 @@ def test_a_hook_that_calls_itself_ends_in_a_recursion_error(pool, callback):
     """Its recursion is its own affair, as any other in Python; nothing is lost."""
 
     def again(self, **kwargs):
-        pool.malloc(UNIT)
+        self.pool.malloc(UNIT)
 
     hook = type("Again", (MemoryHook,), {callback: again})()
+    hook.pool = pool
     with hook, pytest.raises(RecursionError):
         pool.malloc(UNIT)
     gc.collect()

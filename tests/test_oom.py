@@ -94,21 +94,24 @@ def test_collecting_runs_only_where_giving_back_was_not_enough(pool):
     del pointer
 
 
+class UsesPool:
+    """In a cycle with itself, and uses its pool when it is finalized."""
+
+    def __init__(self, pool, seen):
+        self.me, self.pool, self.seen = self, pool, seen
+        self.pointer = pool.malloc(MIB)
+
+    def __del__(self):
+        self.seen.append(self.pool.used_bytes())
+        self.pointer = None
+        self.seen.append(self.pool.malloc(UNIT).mem.size)
+        testing.check_pool(self.pool)
+
+
 def test_a_finalizer_may_use_the_pool_that_collects(pool):
-    class Garbage:
-        def __init__(self):
-            self.pointer = pool.malloc(MIB)
-            self.me = self
-
-        def __del__(self):
-            seen.append(pool.used_bytes())
-            self.pointer = None
-            seen.append(pool.malloc(UNIT).mem.size)
-            testing.check_pool(pool)
-
     seen = []
     pool.set_limit(size=2 * MIB)
-    Garbage()
+    UsesPool(pool, seen)
     pointer = pool.malloc(2 * MIB)
     assert seen == [MIB, UNIT]
     assert pool.total_bytes() == 2 * MIB
@@ -432,7 +435,11 @@ def test_a_base_allocator_whose_device_fails_loses_nothing():
 
 @pytest.mark.parametrize("limited", [True, False])
 def test_memory_on_its_way_back_is_waited_for(in_threads, limited):
-    """Another thread is giving back what this request needs: no reason to fail."""
+    """Another thread is giving back what this request needs: no reason to fail.
+
+    That thread took it, too: without an interpreter lock an object of another thread
+    ends when that one comes by, and not where it is given back.
+    """
     given_back = []
 
     class Slow(gpumem.Memory):
@@ -454,9 +461,9 @@ def test_memory_on_its_way_back_is_waited_for(in_threads, limited):
     pool = gpumem.SingleDeviceMemoryPool(allocate)
     if limited:
         pool.set_limit(size=MIB)
-    pool.malloc(MIB)
 
     def flush():
+        pool.malloc(MIB)
         pool.free_all_blocks()
 
     def ask():

@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import threading
+import time
 import weakref
 
 import pytest
@@ -260,19 +261,18 @@ def test_a_hook_that_raises_loses_nothing(pool, installed, unraisable, callback)
 
 
 def test_lines_that_threads_print_do_not_mix(pool, installed, in_threads):
-    class Slow(io.StringIO):
-        """Lets others run in the midst of a line."""
+    class Slow(io.TextIOBase):
+        """Lets others run between any two writes."""
 
         def write(self, text):
-            if text:
-                half = len(text) // 2
-                super().write(text[:half])
-                super().write(text[half:])
+            written.append(text)
+            time.sleep(0)
+            return len(text)
 
-    out = Slow()
-    installed(DebugPrintHook(out))
+    written = []
+    installed(DebugPrintHook(Slow()))
     in_threads(4, lambda _: [pool.malloc(UNIT) for _ in range(50)])
-    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    lines = [json.loads(line) for line in "".join(written).splitlines()]
     count = {kind: sum(line["hook"] == kind for line in lines) for kind in ("malloc",)}
     assert count == {"malloc": 200}
 

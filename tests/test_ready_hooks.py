@@ -68,7 +68,9 @@ with hook:
 
 def profiled(pool, **options):
     hook = LineProfileHook(**options)
-    exec(compile(PROFILED, "tree.py", "exec"), {"pool": pool, "hook": hook})
+    names = {"pool": pool, "hook": hook}
+    exec(compile(PROFILED, "tree.py", "exec"), names)
+    names.clear()  # its functions may live as long as the process
     report = io.StringIO()
     hook.print_report(file=report)
     return report.getvalue()

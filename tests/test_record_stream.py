@@ -3,6 +3,7 @@
 
 import ctypes
 import gc
+from types import SimpleNamespace
 
 import pytest
 
@@ -155,12 +156,10 @@ def test_a_default_stream_can_be_recorded(pool, own):
 
 @sim_only
 def test_another_librarys_stream_can_be_recorded(pool, own, other):
-    class Foreign:
-        ptr = other.ptr
-
+    foreign = SimpleNamespace(ptr=other.ptr)
     pointer = take(pool, own)
-    pointer.record_stream(Foreign())
-    pointer.memset_async(1, SIZE, Foreign())
+    pointer.record_stream(foreign)
+    pointer.memset_async(1, SIZE, foreign)
     del pointer
     assert pending(pool)[0] == 1
     other.synchronize()
@@ -209,12 +208,10 @@ def test_memory_of_no_pool_has_nothing_to_record(other):
 
 @sim_only
 def test_a_refused_mark_is_an_error_and_changes_nothing(pool, own, other):
-    class Foreign:
-        ptr = other.ptr
-
+    foreign = SimpleNamespace(ptr=other.ptr)
     pointer = take(pool, own)
     with testing.fail("event_record", code=999), pytest.raises(RuntimeError):
-        pointer.record_stream(Foreign())
+        pointer.record_stream(foreign)
     del pointer
     assert pending(pool) == (0, 0)
 
@@ -298,12 +295,10 @@ def test_a_transfer_on_another_stream_records_itself(pool, own, other, transfer)
 
 @sim_only
 def test_a_transfer_that_cannot_be_recorded_waits(pool, own, other):
-    class Foreign:
-        ptr = other.ptr
-
+    foreign = SimpleNamespace(ptr=other.ptr)
     pointer = take(pool, own)
     with testing.fail("event_record", code=999, count=0):
-        pointer.memset_async(1, SIZE, Foreign())
+        pointer.memset_async(1, SIZE, foreign)
     assert testing.ledger().pending == 0
     del pointer
     assert pending(pool) == (0, 0)

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import sys
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
@@ -490,10 +491,7 @@ def test_what_is_no_event_is_refused_by_name():
 def test_another_librarys_event_will_do():
     stream, own = Stream(non_blocking=True), Event()
 
-    class Foreign:
-        ptr = own.ptr
-
-    foreign = Foreign()
+    foreign = SimpleNamespace(ptr=own.ptr)
     memory = gpumem.malloc(512)
     memory.memset_async(1, 512, stream)
     assert stream.record(foreign) is foreign
