@@ -121,13 +121,15 @@ gm_pool_unlock(gm_pool *pool)
 
 /* ---- the end ---- */
 
-/* Whether a closed pool has nothing left. Where it has, but nobody holds it, it waits
- * for a device, and is counted among those who do. */
+/* Whether a closed pool has nothing left: uses may be waited for whose memory went with
+ * a reset of another device. Where it has, but nobody holds it, it waits for a device,
+ * and is counted among those who do. */
 static bool
 pool_may_end_locked(gm_pool *pool)
 {
     bool held = pool->stats.live_blocks || pool->voided;
-    bool end = !held && !pool->first && !pool->parts;
+    bool waits = pool->parts || pool->notes || pool->lanes;
+    bool end = !held && !pool->first && !waits;
 
     if (!pool->ended && pool->lingering != (!held && !end)) {
         pool->lingering = !pool->lingering;

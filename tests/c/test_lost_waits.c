@@ -96,6 +96,32 @@ TEST(lost_memory_may_be_pending_for_a_device_that_is_still_there)
     close_backend(0);
 }
 
+TEST(lost_memory_of_a_closed_pool_is_still_waited_for)
+{
+    open_backend();
+    gm_pool *pool = pool_on(0);
+    test_stream s = make_stream(1, true);
+    test_stream recorded = make_stream(1, true);
+    gm_capture *capture = NULL;
+    holding pending = take_bytes(pool, UNITS(2));
+
+    use_on(pending, &s);
+    CHECK_EQ(gm_capture_begin(&recorded.use, GM_CAPTURE_MODE_RELAXED, &capture), GM_OK);
+    let_go(pending);     // its mark waits for the end of the recording
+    gm_pool_close(pool); // and the pool for the mark
+    lives[0] = 2;
+    gm_pools_device_lost(&table, 0);
+    gm_capture_release(capture);
+    drop_stream(&recorded);
+    CHECK_EQ(gm_backend_stream_synchronize(sim, s.handle), GM_OK);
+    gm_pools_sweep();
+    gm_pools_end_stream(&table, &s.use);
+    drop_stream(&s);
+    end_scratch();
+    CHECK_EQ(events(), 0);
+    close_backend(0);
+}
+
 TEST(lost_marks_of_the_new_life_are_waited_for)
 {
     open_backend();
