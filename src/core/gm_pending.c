@@ -344,6 +344,8 @@ gm_lane_settle_locked(gm_pool *pool, gm_use **lane)
     gm_use *use = gm_lane_pop_locked(lane);
     gm_note *note = use->note;
 
+    gm_mark_drop_locked(pool, use->mark); // others may use it before the note is done
+    use->mark = NULL;
     return --note->open == 0 ? gm_note_finish_locked(pool, note) : 0;
 }
 
