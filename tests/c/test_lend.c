@@ -122,17 +122,52 @@ TEST(lend_sees_the_cache_at_its_fullest)
     bench_fini(&b);
 }
 
+/* What tells a pool with a loan that failed from one that was never asked. */
+static void
+check_same_counts(gm_stats now, gm_stats before)
+{
+    now.retries = before.retries;
+    now.out_of_memory = before.out_of_memory;
+    now.peak_free_bytes = before.peak_free_bytes; // looked at, as for any request
+#define SAME(name, text) CHECK_EQ(now.name, before.name);
+    GM_STATS_LIST(SAME)
+#undef SAME
+}
+
 TEST(lend_gives_back_what_it_cannot_wait_for)
 {
+    const size_t sizes[] = {STEP, STEP - GM_UNIT, STEP - 1}; // whole, cut, not rounded
+
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+        bench b;
+        holding h = {0};
+
+        bench_init(&b);
+        CHECK_EQ(gm_pool_reset_peaks(b.pool), GM_OK);
+        gm_stats before = stats_of(b.pool);
+        CHECK_EQ(gm_fault_plan(b.fault, "device_synchronize", 1, 0, GM_DEVICE_ERROR(9)),
+                 GM_OK);
+        CHECK_EQ(borrow(&b, sizes[i], &h), GM_ERR_OUT_OF_MEMORY);
+        check_same_counts(stats_of(b.pool), before);
+        bench_fini(&b);
+    }
+}
+
+/* A peak from before, higher than the loan made anything, stays as well. */
+TEST(lend_leaves_peaks_that_are_not_its_own)
+{
     bench b;
-    holding h = {0};
+    holding more, h = {0};
 
     bench_init(&b);
-    size_t free_bytes = stats_of(b.pool).free_bytes;
-    CHECK_EQ(gm_fault_plan(b.fault, "device_synchronize", 1, 0, GM_DEVICE_ERROR(999)),
+    more = take_for(b.pool, 2 * STEP, b.lenders[7].key);
+    CHECK_EQ(gm_pool_reset_peaks(b.pool), GM_OK);
+    let_go(more);
+    gm_stats before = stats_of(b.pool);
+    CHECK_EQ(gm_fault_plan(b.fault, "device_synchronize", 1, 0, GM_DEVICE_ERROR(9)),
              GM_OK);
     CHECK_EQ(borrow(&b, STEP, &h), GM_ERR_OUT_OF_MEMORY);
-    CHECK_EQ(stats_of(b.pool).free_bytes, free_bytes);
+    check_same_counts(stats_of(b.pool), before);
     bench_fini(&b);
 }
 
