@@ -129,10 +129,15 @@ class Things:
 )
 def test_u23_others_run_while_a_call_blocks(name, call, unraisable):
     """The call would sleep for an hour. It is this thread that ends the sleep, and it
-    can only if the other one lets go of the interpreter before it sleeps."""
-    things, entered, failed = Things(), threading.Event(), []
+    can only if the other one lets go of the interpreter before it sleeps. The other one
+    made what it uses: without an interpreter lock what it drops would end here else."""
+    made, slow, entered = (threading.Event() for _ in range(3))
+    failed = []
 
     def work():
+        things = Things()
+        made.set()
+        assert slow.wait(60)
         entered.set()
         try:
             call(things)
@@ -140,9 +145,11 @@ def test_u23_others_run_while_a_call_blocks(name, call, unraisable):
             failed.append(error)
 
     thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert made.wait(60)
     with device_calls() as calls:
         with testing.slow_calls(name, 3600):
-            thread.start()
+            slow.set()
             assert entered.wait(60)
             thread.join(0.02)
             assert thread.is_alive(), "it did not make that call"
@@ -156,18 +163,26 @@ def test_u23_others_run_while_a_call_blocks(name, call, unraisable):
 def test_u23_others_run_while_work_is_not_done(wait):
     """The same where the call takes long because the device has work to do."""
     stream, done = Stream(non_blocking=True), Event()
-    pointer, spare = gpumem.malloc(UNIT), [gpumem.malloc(UNIT)]
+    pointer, made, queued = gpumem.malloc(UNIT), threading.Event(), threading.Event()
+
+    def work():
+        spare = [gpumem.malloc(UNIT)]  # for it ends in the thread that made it
+        made.set()
+        assert queued.wait(60)
+        waits.get(wait, spare.clear)()
+
     waits = {
         "stream": stream.synchronize,
         "event": done.synchronize,
         "device": Device().synchronize,
-        "free": spare.clear,
     }
-    thread = threading.Thread(target=waits[wait], daemon=True)
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert made.wait(60)
     with testing.hold_stream(stream):
         pointer.memset_async(3, UNIT, stream)
         done.record(stream)
-        thread.start()
+        queued.set()
         thread.join(0.02)
         assert thread.is_alive()
     thread.join(60)
