@@ -21,6 +21,7 @@ import pytest
 
 import gpumem
 from gpumem import testing
+from own_functions import Books
 
 MARKERS = {
     "gpu": "needs a real GPU: runs with GPUMEM_BACKEND=cuda",
@@ -173,6 +174,28 @@ def unraisable(monkeypatch):
         sys, "unraisablehook", lambda report: reports.append(report.exc_value)
     )
     return reports
+
+
+@pytest.fixture
+def no_automatic_collection(unraisable):
+    """So that what is still there was not collected yet; nothing may be reported."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    yield
+    if was_on:
+        gc.enable()
+    assert unraisable == []
+
+
+@pytest.fixture
+def books():
+    """What functions of the test's own took and freed, which must come to nothing."""
+    books = Books()
+    yield books
+    for _ in range(2):
+        gc.collect()
+    assert books.balanced()
 
 
 @pytest.fixture

@@ -10,29 +10,14 @@ import time
 import pytest
 
 from gpumem import MemoryPool, OutOfMemoryError
-from own_functions import BOTH, UNIT, Books, Functions
+from own_functions import BOTH, UNIT, Functions
 
 SIZE = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def no_automatic_collection(unraisable):
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    yield
-    if was_on:
-        gc.enable()
-    assert unraisable == []
-
-
-@pytest.fixture
-def books():
-    books = Books()
-    yield books
-    for _ in range(2):
-        gc.collect()
-    assert books.balanced()
+def by_hand(no_automatic_collection):
+    """All tests here collect garbage themselves, but for those that ask otherwise."""
 
 
 @pytest.fixture

@@ -32,20 +32,13 @@ PATTERN = bytes(range(256)) * 2
 POOLS = pytest.mark.parametrize("make", [MemoryPool, SingleDeviceMemoryPool])
 
 
+@pytest.fixture(autouse=True)
+def by_hand(no_automatic_collection):
+    """All tests here collect garbage themselves, but for those that ask otherwise."""
+
+
 class Token:
     """Something to watch die."""
-
-
-@pytest.fixture(autouse=True)
-def no_automatic_collection(unraisable):
-    """So that what is still there was not collected yet; nothing may be reported."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    yield
-    if was_on:
-        gc.enable()
-    assert unraisable == []
 
 
 def collected(*watched):

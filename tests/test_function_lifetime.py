@@ -36,23 +36,8 @@ from own_functions import (
 
 
 @pytest.fixture(autouse=True)
-def no_automatic_collection(unraisable):
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    yield
-    if was_on:
-        gc.enable()
-    assert unraisable == []
-
-
-@pytest.fixture
-def books():
-    books = Books()
-    yield books
-    for _ in range(2):
-        gc.collect()
-    assert books.balanced()
+def by_hand(no_automatic_collection):
+    """All tests here collect garbage themselves, but for those that ask otherwise."""
 
 
 # ---- finalizers look ----

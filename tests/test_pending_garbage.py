@@ -16,7 +16,7 @@ from gpumem import (
     UnownedMemory,
     testing,
 )
-from own_functions import BOTH, UNIT, Books, Functions
+from own_functions import BOTH, UNIT, Functions
 
 pytestmark = pytest.mark.sim_only  # says what is queued, and when events are there
 
@@ -24,23 +24,8 @@ NOT_READY = 600
 
 
 @pytest.fixture(autouse=True)
-def no_automatic_collection(unraisable):
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    yield
-    if was_on:
-        gc.enable()
-    assert unraisable == []
-
-
-@pytest.fixture
-def books():
-    books = Books()
-    yield books
-    for _ in range(2):
-        gc.collect()
-    assert books.balanced()
+def by_hand(no_automatic_collection):
+    """All tests here collect garbage themselves, but for those that ask otherwise."""
 
 
 def pooled(books, kind=Functions):
