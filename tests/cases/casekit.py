@@ -49,6 +49,22 @@ def content(pointer, size):
     return bytes(host)
 
 
+# ---- queued work ----
+
+
+def kept_busy(stream):
+    """Queues work that `stream` is not done with for a while: the simulated device runs
+    nothing before somebody asks twice, and a GPU fills memory for a tenth of a second
+    or so. Returns that memory; to drop it waits for the device."""
+    size, times = UNIT, 1
+    if not on_sim():
+        size, times = min(gpumem.Device().mem_info[0] // 4, 1 << 30), 500
+    memory = gpumem.malloc(size)
+    for _ in range(times):
+        memory.memset_async(0, size, stream)
+    return memory
+
+
 # ---- garbage ----
 
 

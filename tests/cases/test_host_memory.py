@@ -8,13 +8,12 @@ import gc
 import weakref
 
 import pytest
-from casekit import KIB, MIB, content, pattern, written
+from casekit import KIB, content, kept_busy, pattern, written
 
 import gpumem
 from gpumem import MemoryPointer, MemoryPool, Stream, SystemMemory
 
 SIZE = 256 * KIB
-TIMES = 20
 
 
 class Buffer(ctypes.c_ubyte * SIZE):
@@ -54,9 +53,7 @@ def reaching():
 def test_host_memory_is_there_until_the_device_has_read_it(make):
     stream = Stream(non_blocking=True)
     source, target = written(make(), SIZE), gpumem.malloc(SIZE)
-    busy = gpumem.malloc(MIB)
-    for i in range(TIMES):
-        busy.memset_async(i, MIB, stream)
+    busy = kept_busy(stream)
     target.copy_from_device_async(source, SIZE, stream)
     del source
     gc.collect()
@@ -64,20 +61,21 @@ def test_host_memory_is_there_until_the_device_has_read_it(make):
     others = [ctypes.create_string_buffer(b"\x55" * SIZE) for _ in range(8)]
     stream.synchronize()
     assert content(target, SIZE) == pattern(SIZE)
-    del others
+    del others, busy
 
 
 @KINDS
 def test_host_memory_is_not_written_to_when_it_is_somebody_elses(make):
     stream = Stream(non_blocking=True)
     pointer = make()
-    for i in range(TIMES):
-        pointer.memset_async(i + 1, SIZE, stream)
+    busy = kept_busy(stream)
+    pointer.memset_async(1, SIZE, stream)
     del pointer
     gc.collect()
     others = [bytearray(SIZE) for _ in range(8)]
     stream.synchronize()
     assert all(other == bytes(SIZE) for other in others)
+    del busy
 
 
 def test_host_memory_of_somebody_keeps_its_owner_until_then():

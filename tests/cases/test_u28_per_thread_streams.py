@@ -6,12 +6,11 @@ https://github.com/cupy/cupy/issues/5069"""
 import threading
 
 import pytest
-from casekit import content, pattern, written
+from casekit import content, kept_busy
 
 from gpumem import MemoryPool, SingleDeviceMemoryPool, Stream
 
 SIZE = 40_000
-TIMES = 20
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -28,24 +27,27 @@ def test_u28_another_threads_block_is_not_given_away(make, in_threads):
         with Stream.ptds:
             pointer = pool.malloc(SIZE)
             saw["first"] = Stream.ptds.ptr, pointer.ptr
-            for _ in range(TIMES):
-                pointer.memset_async(255, SIZE)
+            busy = kept_busy(Stream.ptds)
+            pointer.memset_async(255, SIZE)
             del pointer
             begun.set()
             assert done.wait(30)
-            Stream.ptds.synchronize()  # the fills are done by now at the latest
+            Stream.ptds.synchronize()  # the fill is done by now at the latest
+            del busy
             again = pool.malloc(SIZE)
             saw["again"] = again.ptr
 
     def second():
         assert begun.wait(30)
         try:
-            with Stream.ptds:
-                pointer = written(pool.malloc(SIZE), SIZE)
-                saw["second"] = Stream.ptds.ptr, pointer.ptr
+            with Stream.ptds as stream:
+                pointer = pool.malloc(SIZE)
+                saw["second"] = stream.ptr, pointer.ptr
+                pointer.memset_async(7, SIZE)  # a copy would wait for the first fill
+                stream.synchronize()
                 done.set()
                 first_is_done.wait(30)
-                assert content(pointer, SIZE) == pattern(SIZE)
+                assert content(pointer, SIZE) == b"\7" * SIZE
         finally:
             done.set()
 
@@ -95,14 +97,24 @@ def test_u28_a_later_threads_stream_is_another_one(make, in_threads):
     """It is not given what an earlier thread's unfinished work still writes to."""
     pool = make()
 
-    def work(index):
-        with Stream.ptds:
+    def work(_):
+        with Stream.ptds as stream:
             pointer = pool.malloc(SIZE)
-            pointer.memset_async(index + 1, SIZE)
-            return pointer
+            busy = kept_busy(stream)
+            pointer.memset_async(255, SIZE)
+            return pointer, stream.record(), busy
 
-    (kept,) = in_threads(1, work)
+    ((kept, filled, busy),) = in_threads(1, work)
     address = kept.ptr
     del kept
-    with Stream.ptds:
-        assert pool.malloc(SIZE).ptr != address
+    with Stream.ptds as stream:
+        later = pool.malloc(SIZE)
+        unfinished = not filled.done  # so it was when the block was asked for
+        later.memset_async(7, SIZE)
+        stream.synchronize()
+        filled.synchronize()
+        assert content(later, SIZE) == b"\7" * SIZE
+    if not unfinished:
+        pytest.skip("the device was done before the block was asked for")
+    assert later.ptr != address
+    del busy

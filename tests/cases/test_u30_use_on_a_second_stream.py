@@ -4,13 +4,12 @@ it again and the copy read garbage. cupy#8068, meta-pytorch/torchrec#4231, torch
 https://github.com/cupy/cupy/issues/8068"""
 
 import pytest
-from casekit import MIB, content, pattern, written
+from casekit import MIB, content, kept_busy, pattern, written
 
 import gpumem
 from gpumem import MemoryPointer, MemoryPool, SingleDeviceMemoryPool, Stream
 
 POOLS = pytest.mark.parametrize("make", [MemoryPool, SingleDeviceMemoryPool])
-TIMES = 20
 
 
 def alias(pointer, size):
@@ -29,11 +28,9 @@ class Setting:
             self.pointer = written(self.pool.malloc(MIB), MIB)
         self.address = self.pointer.ptr
         self.target = gpumem.malloc(MIB)
-        self.busy = gpumem.malloc(MIB)
 
     def copy_out(self, source):
-        for i in range(TIMES):  # so that a real device does not get to it at once
-            self.busy.memset_async(i, MIB, self.second)
+        self.busy = kept_busy(self.second)
         self.target.copy_from_device_async(source, MIB, self.second)
 
     def heir(self):

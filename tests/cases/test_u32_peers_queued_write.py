@@ -4,14 +4,13 @@ was still to write to it. torch#196257,
 https://github.com/pytorch/pytorch/issues/196257"""
 
 import pytest
-from casekit import MIB, content, device_calls, on_sim, pattern, written
+from casekit import MIB, content, device_calls, kept_busy, on_sim, pattern, written
 
 import gpumem
 from gpumem import Device, MemoryPool, Stream, testing
 
 pytestmark = pytest.mark.two_devices
 
-TIMES = 30
 BOTH = pytest.mark.parametrize(("here", "there"), [(0, 1), (1, 0)])
 
 
@@ -21,9 +20,7 @@ def queued_copy(pool, here, there):
     with Device(here):
         source = written(gpumem.malloc(MIB), MIB)
         stream = Stream(non_blocking=True)
-        for i in range(TIMES):
-            busy = gpumem.malloc(MIB)
-            busy.memset_async(i, MIB, stream)
+        busy = kept_busy(stream)
     with Device(there):
         target = pool.malloc(MIB)
         target.memset(0, MIB)

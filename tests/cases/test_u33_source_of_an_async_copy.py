@@ -8,12 +8,11 @@ import gc
 import weakref
 
 import pytest
-from casekit import MIB, content
+from casekit import MIB, content, kept_busy
 
 from gpumem import MemoryPool, Stream
 
 SIZE = MIB
-TIMES = 20
 
 
 class Buffer(bytearray):
@@ -47,13 +46,13 @@ FORMS = pytest.mark.parametrize("form", ["copy_from_host_async", "copy_from_asyn
 
 @pytest.fixture
 def setting():
-    """A block, and a stream that is busy with it."""
+    """A block, and a stream that is busy."""
     pool, stream = MemoryPool(), Stream(non_blocking=True)
     with stream:
         pointer = pool.malloc(SIZE)
-    for i in range(TIMES):
-        pointer.memset_async(i, SIZE, stream)
-    return pointer, stream
+    busy = kept_busy(stream)
+    yield pointer, stream
+    del busy
 
 
 @SOURCES
