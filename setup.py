@@ -14,8 +14,10 @@ Which CUDA was found is told on stderr and compiled in as GM_BUILD_CUDA_FROM.
 """
 
 import os
+import re
 import runpy
 import shlex
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -75,6 +77,10 @@ class BuildCore(build_ext):
         else:
             compile_args += ["-O3", "-fno-plt"]
         sanitizer = os.environ.get("GPUMEM_SANITIZE", "")
+        if not (switch("GPUMEM_DEBUG") or sanitizer) and self.is_gcc():
+            # A hit goes through the files of two rooms: a fifth of its instructions.
+            compile_args.append("-flto=auto")
+            link_args += ["-flto=auto", "-O3"]
         if sanitizer:
             if sanitizer not in SANITIZERS:
                 raise SystemExit(
@@ -94,6 +100,17 @@ class BuildCore(build_ext):
         ext.extra_link_args = link_args
         ext.depends = [*room_files("*.h"), self.record(macros, compile_args, link_args)]
         super().build_extension(ext)
+
+    def is_gcc(self):
+        """Whether the compiler is GCC 10 or later, whose linker plugin can be relied on
+        and which knows -flto=auto."""
+        command = [*self.compiler.compiler_so[:1], "-v"]
+        try:
+            told = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError:
+            return False
+        found = re.search(r"^gcc version (\d+)", told.stderr, re.MULTILINE)
+        return found is not None and int(found[1]) >= 10
 
     def record(self, *settings):
         """A file that changes when a setting does, so that what was built otherwise is

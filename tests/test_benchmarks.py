@@ -209,15 +209,26 @@ def test_cases_take_turns_and_figures_are_medians_of_rounds():
 
         return timed
 
-    # The first of each is the warming up.
-    slow = timing.Case("slow", runs("slow", [9, 40, 10, 60]), events=2)
-    base = timing.Case("gpumem", runs("base", [9, 4, 5, 2]), events=2)
+    # The first two of each are the warming up.
+    slow = timing.Case("slow", runs("slow", [9, 8, 40, 10, 60]), events=2)
+    base = timing.Case("gpumem", runs("base", [9, 8, 4, 5, 2]), events=2)
     timing.measure([slow, base], PACE)
-    assert turns == ["slow", "base"] * 4
+    assert turns == ["slow"] * 2 + ["base"] * 2 + ["slow", "base"] * 3
     assert slow.samples == [20, 5, 30]
     assert timing.ratio(slow, base) == 10  # of 10, 2 and 30
     row = plan.row_of("b", "c", "ns", slow, None, base)
     assert (row.median, row.low, row.high, row.over_gpumem) == (20, 5, 30, 10)
+
+
+def test_what_takes_too_long_is_sampled_once():
+    pace = replace(PACE, patience=1e-6)
+    spans = iter([1_001])
+    slow = timing.Case("slow", lambda count: next(spans), events=2)
+    base = timing.Case("gpumem", lambda count: 1_000 * count)
+    timing.measure([slow, base], pace)
+    assert slow.samples == [500.5]
+    assert base.samples == [1_000] * 3
+    assert not slow.error
 
 
 def test_the_collector_is_left_as_it_was():
