@@ -153,6 +153,9 @@ gm_check_waits_locked(const gm_pool *pool)
     if (pool->notes && pool->notes->prev) {
         return "the list of notes is broken";
     }
+    if (pool->attention != (pool->closed || pool->dropped)) {
+        return "the pool does not know whether leaving it takes more";
+    }
     for (const gm_note *n = pool->notes; n && !fault; n = n->next) {
         fault = check_note(pool, n);
     }

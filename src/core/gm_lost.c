@@ -87,6 +87,7 @@ finish_dropped_locked(gm_pool *pool)
         gm_note_unlink_locked(pool, note);
         (void)gm_note_finish_locked(pool, note); // how much it was matters to nobody
     }
+    pool->attention = pool->closed || pool->dropped;
 }
 
 /* In a lane uses stand in the order of their marks, so the lost ones come first. */

@@ -22,7 +22,7 @@ find_locked(const gm_pool *pool, const gm_capture *capture, gm_stream_key key)
 {
     gm_part *part = pool->parts;
 
-    while (part && (part->capture != capture || part->key != key || !part->note)) {
+    while (part && (part->capture != capture || part->key != key)) {
         part = part->next;
     }
     return part;
@@ -235,7 +235,7 @@ next_of_locked(const gm_pool *pool, const gm_capture *capture, const gm_part *af
 {
     gm_part *part = after ? after->next : pool->parts;
 
-    while (part && (part->capture != capture || !part->note)) {
+    while (part && part->capture != capture) {
         part = part->next;
     }
     return part;
@@ -283,11 +283,8 @@ gm_part_release(gm_pool *pool, const gm_capture *capture)
 
     gm_pool_lock(pool);
     while ((part = next_of_locked(pool, capture, NULL)) != NULL) {
-        gm_note *note = part->note;
-
-        part->note = NULL;
         part->capture = NULL;
-        gm_pool_drop_note_locked(pool, note); // may end the part
+        gm_pool_drop_note_locked(pool, part->note); // may end the part
     }
     gm_pool_leave(pool);
 }

@@ -73,6 +73,15 @@ gm_note_finish_locked(gm_pool *pool, gm_note *note)
     return bytes;
 }
 
+/* The uses of a note are to be marked at the next flush. */
+static void
+await_flush_locked(gm_pool *pool, gm_note *note)
+{
+    note->behind = pool->dropped;
+    pool->dropped = note;
+    pool->attention = true;
+}
+
 void
 gm_pool_drop_note_locked(gm_pool *pool, gm_note *note)
 {
@@ -81,9 +90,7 @@ gm_pool_drop_note_locked(gm_pool *pool, gm_note *note)
         (void)gm_note_finish_locked(pool, note); // how much it was matters to nobody
         return;
     }
-    note->behind = pool->dropped;
-    pool->dropped = note;
-    pool->attention = true;
+    await_flush_locked(pool, note);
 }
 
 void
@@ -177,8 +184,7 @@ queue_note_locked(gm_pool *pool, gm_note *note)
         }
     }
     if (!complete) {
-        note->behind = pool->dropped;
-        pool->dropped = note;
+        await_flush_locked(pool, note);
         return;
     }
     gm_note_unlink_locked(pool, note);
@@ -205,6 +211,7 @@ gm_pool_flush(gm_pool *pool)
     gm_pool_lock(pool);
     chain = pool->dropped;
     pool->dropped = NULL;
+    pool->attention = pool->closed;
     for (gm_note *note = chain; note; note = note->behind) {
         note->in_flight = true;
     }
@@ -221,7 +228,6 @@ gm_pool_flush(gm_pool *pool)
         note->in_flight = false;
         queue_note_locked(pool, note);
     }
-    pool->attention = pool->closed || pool->dropped;
     settle = ++pool->flushes % SETTLE_EVERY == 0;
     gm_pool_unlock(pool);
     if (settle) {
@@ -239,7 +245,7 @@ look_locked(const gm_pool *pool,
             uint32_t generation,
             const gm_stream_use *by)
 {
-    const gm_use *known;
+    const gm_use *known = NULL;
 
     if (block->generation != generation || !gm_block_is_live(block)) {
         return GM_ERR_NOT_OWNED;
@@ -247,8 +253,9 @@ look_locked(const gm_pool *pool,
     if (block->segment->arena->key == by->key && pool->device == by->device) {
         return GM_OK;
     }
-    known = block->state == GM_BLOCK_NOTED ? gm_note_find_use(block->u.noted.note, by)
-                                           : NULL;
+    if (block->state == GM_BLOCK_NOTED) {
+        known = gm_note_find_use(block->u.noted.note, by);
+    }
     return known && known->by.announced ? GM_OK : GM_NOT_READY;
 }
 

@@ -69,13 +69,13 @@ struct gm_pool {
 
 /* The private memory of a capture for one stream: see gm_part.c. */
 struct gm_part {
-    gm_part *next; // in the pool
-    const gm_capture *capture;
+    gm_part *next;             // in the pool
+    const gm_capture *capture; // NULL once it is released
     gm_stream_key key;
     uint16_t number; // of the pool's parts; not 0
     bool ended;      // its memory is that of the arenas again
     size_t members;  // live and pending blocks whose note names it
-    gm_note *note;   // NULL once it is released
+    gm_note *note;   // of its launches, until it has ended
     gm_index index;
 };
 

@@ -13,7 +13,6 @@
 
 atomic_uint gm_process_special;
 
-static atomic_int device_opened;
 static atomic_flag claimed = ATOMIC_FLAG_INIT;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
@@ -32,14 +31,12 @@ static atomic_size_t lingering;
 
 /* Runs in the child, where only the forking thread exists: locks that another thread
  * held stay locked for ever and the device's handles are invalid, so nothing that was
- * made before may be touched. A child of a process that never opened a device is free
- * to open its own. */
+ * made before may be touched. Installed with the first device: a child of a process
+ * that never opened one is free to open its own. */
 static void
 process_forked(void)
 {
-    if (device_opened) {
-        gm_process_special = GM_FORKED;
-    }
+    gm_process_special = GM_FORKED;
 }
 
 static void
@@ -53,7 +50,6 @@ void
 gm_process_opened(void)
 {
     pthread_once(&fork_once, process_install_fork_handler);
-    device_opened = 1;
 }
 
 bool

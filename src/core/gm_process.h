@@ -2,15 +2,18 @@
  *
  * State that belongs to the process and cannot live in the module or in a backend:
  *
- *   special      what is out of the ordinary, one bit each: the process is exiting, or
- *                is a forked child, and destructors leak rather than touch a device or
- * a lock that may be gone; or a graph is being recorded opened       a device was
- * opened, so a fork from now on freezes the child claimed      a language binding lives
- * here, so a second copy of it must not host_fault   test seam: may make the n-th host
- * allocation fail pools        every native pool, so that one can ask the others for
- * idle memory captures     the recordings under way lingering    how many pools wait
- * for a device before they can end flights      memory on its way from or to upstream,
- * so that a request does not fail for want of what arrives in a moment
+ * - special: what is out of the ordinary, one bit each: the process is exiting, or is a
+ *   forked child, and destructors leak rather than touch a device or a lock that may be
+ *   gone; or a graph is being recorded
+ * - the fork handler: installed with the first device, so that a child forked from then
+ *   on is frozen
+ * - claimed: a language binding lives here, so a second copy of it must not
+ * - host_fault: test seam, may make the n-th host allocation fail
+ * - pools: every native pool, so that one can ask the others for idle memory
+ * - captures: the recordings under way
+ * - lingering: how many pools wait for a device before they can end
+ * - flights: memory on its way from or to upstream, so that a request does not fail for
+ *   want of what arrives in a moment
  *
  * A backend keeps what is its own (a runtime's one instance, a counter of handles). The
  * thread's share of the flights is thread-local.

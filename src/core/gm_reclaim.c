@@ -125,7 +125,7 @@ reclaim(gm_pool *pool, reclaim_stage stage, gm_status why, const gm_rescue *resc
     case RECLAIM_SIBLINGS:
         return release_siblings(pool, pool->device, why == GM_ERR_LIMIT) > 0;
     case RECLAIM_LEND: // frees nothing: see pool_attempt_all
-        return false;
+        break;
     case RECLAIM_GARBAGE:
         if (!rescue || !rescue->collect || !rescue->collect(rescue->context)) {
             return false;

@@ -5,6 +5,8 @@
  */
 #include "lives.h"
 
+#include "core/gm_pool_private.h" // counters that are read without a look
+
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -86,7 +88,7 @@ TEST(lost_memory_may_be_pending_for_a_device_that_is_still_there)
     check_empty(pool, 2);
     let_go(live);
     CHECK_EQ(gm_backend_stream_synchronize(sim, s.handle), GM_OK);
-    (void)gm_pool_settle(pool);
+    CHECK_EQ(gm_pool_settle(pool), 0); // waited for, and nothing is left of it
     check_empty(pool, 2);
     gm_pools_end_stream(&table, &s.use);
     drop_stream(&s);
@@ -261,6 +263,15 @@ TEST(lost_marks_are_not_those_of_other_devices)
     close_backend(-1);
 }
 
+static gm_status
+refuse_record(void *self, gm_event event, gm_stream stream)
+{
+    (void)self;
+    (void)event;
+    (void)stream;
+    return GM_DEVICE_ERROR(999);
+}
+
 /* Dropped while a graph was recorded, so without any mark yet. */
 TEST(lost_streams_of_one_device_leave_what_was_dropped_to_the_others)
 {
@@ -326,6 +337,65 @@ TEST(lost_spare_marks_are_those_of_the_device)
     }
     gm_pool_close(pool);
     CHECK_EQ(events(), 2);
+    close_backend(-1);
+}
+
+/* Thirty spare marks, of which a look gives back those beyond a few. Of a life that is
+ * over no event is touched: its handle may be another's. */
+TEST(lost_spare_marks_that_are_too_many)
+{
+    for (int lost = 0; lost < 2; lost++) {
+        open_backend();
+        gm_pool *pool = pool_on(1);
+        test_stream s = make_stream(0, true);
+        holding held[30];
+        size_t all;
+
+        for (size_t i = 0; i < 30; i++) {
+            held[i] = take_bytes(pool, UNITS(1));
+            use_on(held[i], &s);
+        }
+        for (size_t i = 0; i < 30; i++) {
+            keep_busy(&s);
+            let_go(held[i]);
+        }
+        CHECK(gm_pool_settle_all(pool) > 0);
+        CHECK_EQ(sound_stats(pool).pending_blocks, 0);
+        all = events();
+        CHECK(all >= 20);
+        lives[0] += lost ? 1 : 0; // nobody has said so yet
+        (void)gm_pool_release_idle(pool);
+        CHECK(lost ? events() == all : events() < all);
+        check_pool(pool);
+        gm_pools_device_lost(&table, 0);
+        drop_stream(&s);
+        gm_pool_close(pool);
+        end_scratch();
+        close_backend(-1);
+    }
+}
+
+/* Dropped and refused a mark; then its device is reset by somebody else. Nobody is
+ * working on it any more, so that is not waited for. */
+TEST(lost_streams_of_what_could_not_be_marked)
+{
+    open_backend();
+    gm_pool *pool = pool_on(1);
+    test_stream s = make_stream(0, true);
+    holding held = take_bytes(pool, UNITS(1));
+
+    use_on(held, &s);
+    table.event_record = refuse_record;
+    let_go(held);
+    table.event_record = sim->event_record;
+    CHECK_EQ(pool->stats.pending_bytes, UNITS(1));
+    check_pool(pool);
+    lives[0] = 2;
+    gm_pools_device_lost(&table, 0);
+    CHECK_EQ(sound_stats(pool).pending_bytes, 0);
+    CHECK_EQ(sound_stats(pool).free_bytes, UNITS(1));
+    drop_stream(&s);
+    gm_pool_close(pool);
     close_backend(-1);
 }
 
