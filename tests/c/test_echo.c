@@ -144,6 +144,26 @@ TEST(echo_is_for_the_same_stream_and_size_alone)
     bench_fini(&b);
 }
 
+/* What a caller's variable holds when a request misses is no answer to it. */
+TEST(echo_is_of_requests_that_were_served)
+{
+    bench b;
+    holding h;
+    gm_request far = {.size = UNITS(2), .key = 1000};
+    gm_block *block;
+
+    bench_init(&b);
+    h = take_bytes(b.pool, UNITS(2));
+    block = h.block;
+    CHECK_EQ(gm_pool_malloc(b.pool, &far, &block), GM_MISS);
+    CHECK(block == h.block);
+    let_go(h);
+    CHECK_EQ(gm_pool_malloc(b.pool, &far, &block), GM_MISS); // it is another stream's
+    check_pool(b.pool);
+    CHECK_EQ(stats_of(b.pool).live_blocks, 1);
+    bench_fini(&b);
+}
+
 /* A better fit that came free meanwhile is taken. */
 TEST(echo_ends_when_another_block_is_given_back)
 {

@@ -93,6 +93,28 @@ TEST(lend_takes_the_best_fit_of_all_streams)
     bench_fini(&b);
 }
 
+/* It waits for the device, and takes from a stream what that may want back: so what
+ * nobody uses goes back to the device first. */
+TEST(lend_comes_after_what_can_be_given_back)
+{
+    site s = open_site(4 * MIB);
+    gm_stream_use lender = new_stream(s.sim, 0, true);
+    gm_stream_use borrower = new_stream(s.sim, 0, true);
+    const gm_request request = {.size = 4 * MIB, .key = borrower.key};
+    const gm_rescue rescue = {.by = &borrower};
+    gm_block *block = NULL;
+
+    let_go(take_for(s.pool, 4 * MIB, lender.key));
+    CHECK_EQ(gm_pool_malloc_slow(s.pool, &request, &rescue, &block), GM_OK);
+    CHECK_EQ(block->segment->arena->key, borrower.key);
+    CHECK_EQ(stats_of(s.pool).upstream_frees, 1);
+    let_go(hold(s.pool, block));
+    CHECK_EQ(stats_of(s.pool).pending_bytes, 0); // it is nobody else's
+    end_stream(s.sim, lender);
+    end_stream(s.sim, borrower);
+    close_site(s);
+}
+
 TEST(lend_is_not_asked_for_what_nobody_has)
 {
     bench b;

@@ -225,6 +225,42 @@ TEST(lost_pieces_are_told_to_upstream_once_each)
     gm_backend_close(sim); // its ledger was not asked
 }
 
+static gm_status
+reset_after_free(void *self, int device, gm_mem_kind kind, uintptr_t ptr)
+{
+    gm_status status = sim->mem_free(self, device, kind, ptr);
+
+    lives[0]++;
+    return status;
+}
+
+/* The device is reset while the pool is giving back: what is left is counted as lost,
+ * and not given to a device that knows nothing of it. */
+TEST(lost_in_the_midst_of_giving_back)
+{
+    open_backend();
+    table.mem_free = reset_after_free;
+    gm_pool *pool = pool_on(0);
+    holding held[3];
+
+    for (size_t i = 0; i < 3; i++) {
+        held[i] = take_bytes(pool, UNITS(i + 1));
+    }
+    for (size_t i = 0; i < 3; i++) {
+        let_go(held[i]);
+    }
+    CHECK_EQ(gm_pool_release_idle(pool), UNITS(1 + 2 + 3));
+    CHECK_EQ(given_back(), 1);
+    gm_stats stats = sound_stats(pool);
+    CHECK_EQ(stats.upstream_frees, 1);
+    CHECK_EQ(stats.upstream_freed_bytes, UNITS(1));
+    CHECK_EQ(stats.lost_segments, 2);
+    CHECK_EQ(stats.lost_bytes, UNITS(2 + 3));
+    gm_pool_close(pool);
+    table.mem_free = sim->mem_free;
+    close_backend(0);
+}
+
 /* ---- whose memory it is ---- */
 
 /* Memory of both devices in turn, as a pool of the host's memory may have. */

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
  * State of the process: forked children and exiting processes leave everything alone,
- * the host allocation seam, the list of pools.
+ * the one binding, the host allocation seam, the list of pools. What threads see of the
+ * lists is test_process_lists.c.
  */
 #include "holding.h"
 #include "ledger.h"
 
+#include "core/gm_pending.h"
 #include "core/gm_pool_private.h" // the lock, and the counters behind it
 
 #include <stdlib.h>
@@ -93,6 +95,7 @@ TEST(process_child_forked_before_a_device_is_free)
 static void
 check_refused_after_fork(bench *b)
 {
+    const gm_stream_use other = {.stream = 64, .key = 9, .announced = true};
     gm_request request = {.size = UNITS(1)};
     gm_block *block = NULL;
     gm_stats stats;
@@ -112,6 +115,9 @@ check_refused_after_fork(bench *b)
     CHECK_EQ(gm_pool_survey(b->pool, &stats, &survey), GM_ERR_FORKED);
     CHECK_EQ(gm_pool_release_idle(b->pool), 0);
     CHECK_EQ(gm_pool_release_idle_of(b->pool, GM_STREAM_KEY_DEFAULT), 0);
+    CHECK_EQ(gm_pools_release_idle(0, GM_ERR_OUT_OF_MEMORY), 0);
+    CHECK_EQ(gm_pool_record_use(b->pool, b->live.block, b->live.generation, &other),
+             GM_ERR_FORKED);
     CHECK(gm_pool_check(b->pool) != NULL);
 }
 
@@ -180,6 +186,7 @@ TEST(process_grandchild_is_frozen)
 static void
 leave(void *context)
 {
+    const gm_stream_use other = {.stream = 64, .key = 9, .announced = true};
     bench *b = context;
     gm_request request = {.size = UNITS(1)};
     gm_block *block = NULL;
@@ -187,6 +194,8 @@ leave(void *context)
     gm_process_exit();
     CHECK_EQ(gm_process_status(), GM_ERR_EXITING);
     check_left_alone(b);
+    CHECK_EQ(gm_pool_record_use(b->pool, b->live.block, b->live.generation, &other),
+             GM_ERR_EXITING);
     // Code that still runs may still get memory, by the long way.
     CHECK_EQ(gm_pool_malloc(b->pool, &request, &block), GM_MISS);
     CHECK_EQ(gm_pool_malloc_slow(b->pool, &request, NULL, &block), GM_OK);
@@ -200,6 +209,17 @@ TEST(process_exit_leaks_silently)
     bench_init(&b);
     in_child(leave, &b);
     bench_fini(&b);
+}
+
+/* ---- bindings ---- */
+
+TEST(process_serves_one_binding)
+{
+    CHECK(gm_process_claim());
+    CHECK(!gm_process_claim());
+    gm_process_unclaim(); // it could not start
+    CHECK(gm_process_claim());
+    CHECK(!gm_process_claim());
 }
 
 /* ---- host memory ---- */
@@ -314,6 +334,7 @@ TEST(process_list_of_pools)
 
     gm_pool_link late;
     gm_process_pool_join(&late);
+    CHECK_EQ(count_after(0, accept), 4);  // those that were there before, too
     CHECK(late.number > links[5].number); // numbers are not used again
     CHECK(gm_process_pool_next(links[4].number, accept) == &late);
     gm_process_pool_leave(&links[1]);

@@ -151,6 +151,42 @@ TEST(segment_unit_is_no_matter_to_other_failures)
     bench_fini(&b);
 }
 
+static size_t asked[4];
+
+static void
+note_size(ledger *books, size_t size)
+{
+    CHECK(books->asked < 4);
+    asked[books->asked] = size;
+}
+
+/* Up to the largest size there is, and no more. */
+TEST(segment_unit_at_the_largest_size)
+{
+    holding h = {0};
+    bench b;
+
+    ledger_init(&b.books);
+    b.books.capacity = UNIT;
+    b.books.on_take = note_size;
+    b.pool = ledger_pool(&b.books, 0);
+    gm_pool_set_segment_unit(b.pool, UNITS(3));
+    CHECK_EQ(GM_SIZE_MAX % UNITS(3), 0);
+    CHECK_EQ(try_hold(b.pool, GM_SIZE_MAX - UNITS(1), 0, &h), GM_ERR_OUT_OF_MEMORY);
+    CHECK_EQ(b.books.asked, 2);
+    CHECK_EQ(asked[0], GM_SIZE_MAX);
+    CHECK_EQ(asked[1], GM_SIZE_MAX - UNITS(1));
+    bench_fini(&b);
+
+    bench_init(&b);
+    b.books.capacity = UNIT;
+    b.books.on_take = note_size;
+    CHECK_EQ(try_hold(b.pool, GM_SIZE_MAX - UNITS(1), 0, &h), GM_ERR_OUT_OF_MEMORY);
+    CHECK_EQ(b.books.asked, 1); // whole units of it would be more
+    CHECK_EQ(asked[0], GM_SIZE_MAX - UNITS(1));
+    bench_fini(&b);
+}
+
 /* Wherever host memory runs out on the way, nothing is left behind. */
 typedef struct countdown {
     size_t left;
