@@ -5,113 +5,43 @@ https://github.com/cupy/cupy/issues/3008"""
 
 import gc
 import random
-from bisect import bisect_left
 from contextlib import nullcontext
 
 import pytest
 from casekit import UNIT
+from counters_device import OUT_OF_MEMORY, Device, NoMemory, Queue, Refused
+from counters_model import NEVER, Graph, Pool
 
 import gpumem
 from gpumem import (
     CUDARuntimeError,
-    Device,
     MemoryHook,
     MemoryPool,
     OutOfMemoryError,
     Stream,
+    streamCaptureModeRelaxed,
     testing,
 )
-from oracle import BestFitPool, OutOfMemory, rounded
 
-STEPS = 25_000
-OUT_OF_MEMORY, NOT_PERMITTED = 2, 800
-FAULTS = [0] * 16
-if gpumem.get_backend() == "sim":
-    FAULTS += [OUT_OF_MEMORY, NOT_PERMITTED]
+SEEDS, STEPS = 4, 25_000
+RECOUNTED = 50  # steps from one recount of the model to the next
+NOT_PERMITTED = 800
+FAULTS = [0] * 16 + [OUT_OF_MEMORY, NOT_PERMITTED]
+SIZES = (1, 700, UNIT, 3 * UNIT + 1, 20 * UNIT, 80 * UNIT, 256 * UNIT)
+LIMITS = (0, 0, 800 * UNIT, 2000 * UNIT, 3000 * UNIT)
+KEPT = 120  # blocks at most
+PHASE = 500  # steps in which blocks become more, or fewer
+MEMORY = 2 << 20  # of a simulated device; enough for them most of the time
 
 
-class Refused(Exception):
-    """The device failed, and not for want of memory."""
-
-
-class Model(BestFitPool):
-    """The naive pool, with the counters that the real one shows beside its own, over a
-    device whose next call may fail."""
-
-    def __init__(self):
-        super().__init__()
-        self.requested = self.failed = self.fault = 0
-
-    def stats(self):
-        free_blocks = sum(len(blocks) for blocks in self._free.values())
-        live_blocks = sum(len(s.blocks) for s in self._segments.values()) - free_blocks
-        return {
-            "requested_bytes": self.requested,
-            "used_bytes": self.used,
-            "free_bytes": self.total - self.used,
-            "pending_bytes": 0,
-            "total_bytes": self.total,
-            "limit_bytes": self.limit or 0,
-            "peak_used_bytes": self.peak_used,
-            "peak_total_bytes": self.peak_total,
-            "live_blocks": live_blocks,
-            "free_blocks": free_blocks,
-            "segments": len(self._segments),
-            "hits": self.hits,
-            "misses": self.misses,
-            "upstream_allocations": self.misses,
-            "upstream_frees": self.upstream_frees,
-            "out_of_memory": self.failed,
-        }
-
-    def malloc(self, size, stream=0):
-        """Where there is no other memory, the best fit of any stream is borrowed."""
-        try:
-            return super().malloc(size, stream)
-        except OutOfMemory:
-            enough = [
-                (*free[bisect_left(free, (rounded(size), -1, -1))], lender)
-                for lender, free in self._free.items()
-                if free and free[-1][0] >= rounded(size)
-            ]
-            if not enough:
-                raise
-            return super().malloc(size, min(enough)[-1])
-
-    def _new_segment(self, size, stream):
-        if self.limit and self.total + size > self.limit:
-            self.release_idle()
-            if self.total + size > self.limit:
-                raise OutOfMemory(size)
-        if self.fault == OUT_OF_MEMORY:  # of the first attempt
-            self.release_idle()
-        elif self.fault:
-            raise Refused
-        return super()._new_segment(size, stream)
-
-    def set_limit(self, limit):
-        """One that is below what is held drops what is idle."""
-        self.limit = limit or None
-        if limit and self.total > limit:
-            self.release_idle()
-
-    def would_give_back(self, size):
-        """Whether one shortage of the device is overcome by what is idle."""
-        segments = self._segments.values()
-        idle = any(s.blocks[0].free and s.blocks[0].size == s.size for s in segments)
-        return idle and (not self.limit or self.total + rounded(size) <= self.limit)
-
-    def release_idle_of(self, stream):
-        """What free_all_blocks(stream) gives back."""
-        others = {
-            serial: segment
-            for serial, segment in self._segments.items()
-            if segment.stream != stream
-        }
-        for serial in others:
-            del self._segments[serial]
-        self.release_idle()
-        self._segments.update(others)
+# Methods of a pool that tell one statistic.
+ONE_BY_ONE = {
+    "used_bytes": "used_bytes",
+    "free_bytes": "free_bytes",
+    "total_bytes": "total_bytes",
+    "n_free_blocks": "free_blocks",
+    "get_limit": "limit_bytes",
+}
 
 
 class Adds(MemoryHook):
@@ -128,126 +58,257 @@ class Adds(MemoryHook):
         self.used -= kwargs["mem_size"]
 
 
+class Side:
+    """One of the devices: its streams, and what the models have for it."""
+
+    def __init__(self, number, size):
+        self.device = gpumem.Device(number)
+        self.model = Pool(Device(size))
+        with self.device:
+            self.streams = [Stream.null]
+            self.streams += [Stream(non_blocking=True) for _ in range(2)]
+        self.queues = {stream: Queue(self.model.device) for stream in self.streams}
+
+
 class Walk:
-    """A random walk of one pool on all devices, in step with its models."""
+    """A random walk of one pool on all devices, in step with its models. `patient`: the
+    devices are waited for in each step, so that it is known of a GPU what is done; how
+    much of it is left others decide, so the largest request is not compared then."""
 
-    def __init__(self, seed):
-        self.rng = random.Random(seed)
+    def __init__(self, seed, patient):
+        self.rng, self.patient = random.Random(seed), patient
+        self.seen = set()  # statistics that were not 0 at some time
         self.pool, self.hook = MemoryPool(), Adds()
-        self.devices = list(range(gpumem.get_device_count()))[:2]
-        self.models = [Model() for _ in self.devices]
-        self.streams = []
-        for device in self.devices:
-            with Device(device):
-                made = [Stream(non_blocking=True) for _ in range(2)]
-            self.streams.append([Stream.null, *made])
-        self.live = []  # (pointer, device, block of the model, size)
+        size = None if patient else MEMORY
+        numbers = range(min(gpumem.get_device_count(), 2))
+        self.sides = [Side(number, size) for number in numbers]
+        self.live = []  # (pointer, side, block of the model)
+        self.graphs = []  # (graph, its model)
+        self.steps = 0
+        for side in self.sides:  # the pools are made in this order
+            self.pool.set_limit(size=0, device=side.device)
 
-    def malloc(self, device):
-        size = self.rng.choice((1, 200, UNIT, 3 * UNIT + 1, 20 * UNIT, 64 * UNIT))
-        size += self.rng.randrange(UNIT)
-        which = self.rng.randrange(3)
-        model = self.models[device]
-        model.fault = self.rng.choice(FAULTS)
-        if model.fault == OUT_OF_MEMORY and not model.would_give_back(size):
-            model.fault = 0
-        failing = nullcontext()
-        if model.fault:
-            failing = testing.fail("mem_alloc", code=model.fault)
-        with self.streams[device][which], failing:
+    # ---- what it does ----
+
+    def request(self, side, stream, size, fault=0, look=True):
+        """Whether it was served; then it is the newest of the live blocks. `look`: at
+        where it lies, for which the pool is asked."""
+        model = side.model
+        model.device.fault = fault
+        failing = testing.fail("mem_alloc", code=fault) if fault else nullcontext()
+        with stream, failing:
             try:
-                block = model.malloc(size, which)
-            except OutOfMemory:
-                model.failed += 1
-                with pytest.raises(OutOfMemoryError):
+                block = model.malloc(size, side.queues[stream])
+            except (NoMemory, Refused) as error:
+                refused = isinstance(error, Refused)
+                with pytest.raises(CUDARuntimeError if refused else OutOfMemoryError):
                     self.pool.malloc(size)
-            except Refused:
-                with pytest.raises(CUDARuntimeError):
-                    self.pool.malloc(size)
+                block = None
             else:
                 pointer = self.pool.malloc(size)
-                assert testing.placement(pointer) == block.place
-                model.requested += size
-                self.live.append((pointer, device, block, size))
-                if self.rng.random() < 0.2:
-                    pointer.record_stream(self.rng.choice(self.streams[device]))
+                assert not look or testing.placement(pointer) == block.place
+                self.live.append((pointer, side, block))
+        model.device.fault = 0
+        return block is not None
 
-    def free(self):
+    def a_size(self):
+        return self.rng.choice(SIZES) + self.rng.randrange(UNIT)
+
+    def malloc(self, side, stream=None):
+        if stream:
+            self.request(side, stream, self.a_size())
+        else:
+            fault = 0 if self.patient else self.rng.choice(FAULTS)
+            self.request(side, self.rng.choice(side.streams), self.a_size(), fault)
+
+    def temporaries(self, side):
+        """The same again and again, with nobody looking in between."""
+        stream, size = self.rng.choice(side.streams), self.a_size()
+        for _ in range(self.rng.randrange(2, 5)):
+            size += self.rng.randrange(-2, 3) if size > 2 else 0
+            if self.request(side, stream, size, look=False):
+                self.drop(side, -1)
+
+    def use(self, side):
+        """Another stream uses a block, perhaps one of the other device."""
         if self.live:
-            at = self.rng.randrange(len(self.live))
-            pointer, device, block, size = self.live.pop(at)
-            del pointer  # borrowed or recorded, it returns when its streams are done
-            Device(device).synchronize()
-            self.models[device].free(block)
-            self.models[device].requested -= size
+            pointer, owner, block = self.rng.choice(self.live)
+            stream = self.rng.choice(side.streams[owner is not side :])
+            pointer.record_stream(stream)
+            owner.model.record(block, side.queues[stream])
+
+    def drop(self, _, at=None):
+        if self.live:
+            at = self.rng.randrange(len(self.live)) if at is None else at
+            pointer, side, block = self.live.pop(at)
+            del pointer
+            side.model.drop(block)
+
+    def free_all(self, side):
+        self.pool.free_all_blocks()
+        side.model.release_idle()
+
+    def free_all_of_one(self, side):
+        stream = self.rng.choice(side.streams)
+        self.pool.free_all_blocks(stream)
+        side.model.release_idle(side.queues[stream])
+
+    def set_limit(self, side):
+        limit = self.rng.choice(LIMITS)
+        self.pool.set_limit(size=limit)
+        side.model.set_limit(limit)
+
+    def reset_peaks(self, side):
+        self.pool.reset_peak_stats()
+        side.model.reset_peaks()
+
+    def wait(self, side):
+        stream = self.rng.choice(side.streams)
+        stream.synchronize()
+        side.queues[stream].wait()
+
+    def wait_for_all(self, side):
+        side.device.synchronize()
+        side.model.device.wait()
+
+    def record(self, side):
+        """A graph, in which memory is taken, and whatever there is dropped."""
+        stream = self.rng.choice(side.streams[1:])
+        model = Graph(side.queues[stream])
+        stream.begin_capture(streamCaptureModeRelaxed)
+        for each in self.sides:
+            each.model.recording = model
+        for _ in range(self.rng.randrange(12)):
+            what = self.rng.random()
+            if what < 0.05:
+                self.free_all(side)
+            elif what < 0.5:
+                self.drop(side)
+            else:
+                self.malloc(side, stream)
+            self.compare()
+        self.graphs.append((stream.end_capture(), model))
+        for each in self.sides:
+            each.model.stop_recording()
+
+    def launch(self, side):
+        if self.graphs:
+            graph, model = self.rng.choice(self.graphs)
+            owner = next(s for s in self.sides if s.model.device is model.queue.device)
+            stream = self.rng.choice(owner.streams)
+            with owner.device:
+                graph.launch(stream)
+            for each in self.sides:
+                each.model.launched(model, owner.queues[stream])
+
+    def release(self, _):
+        if self.graphs:
+            graph, model = self.graphs.pop(self.rng.randrange(len(self.graphs)))
+            del graph
+            for each in self.sides:
+                each.model.release(model)
+
+    # ---- how it goes ----
+
+    WHAT = (
+        (40, malloc),
+        (30, drop),
+        (10, use),
+        (6, temporaries),
+        (1, free_all),
+        (1, free_all_of_one),
+        (1, set_limit),
+        (0.5, reset_peaks),
+        (1, wait),
+        (0.5, wait_for_all),
+        (0.5, record),
+        (0.5, launch),
+        (0.5, release),
+    )
 
     def step(self):
-        device = self.rng.choice(self.devices)
-        what = self.rng.random()
-        with Device(device):
-            if what < 0.5:
-                self.malloc(device)
-            elif what < 0.92 or len(self.live) > 60:
-                self.free()
-            elif what < 0.95:
-                self.pool.free_all_blocks()
-                self.models[device].release_idle()
-            elif what < 0.97:
-                which = self.rng.randrange(3)
-                self.pool.free_all_blocks(self.streams[device][which])
-                self.models[device].release_idle_of(which)
-            else:
-                limit = self.rng.choice((0, 200 * UNIT, 500 * UNIT, 2000 * UNIT))
-                self.pool.set_limit(size=limit)
-                self.models[device].set_limit(limit)
+        side = self.rng.choice(self.sides)
+        kinds, weights = [each for _, each in self.WHAT], [n for n, _ in self.WHAT]
+        if self.steps // PHASE % 2:
+            weights[:2] = weights[1::-1]
+        (what,) = self.rng.choices(kinds, weights)
+        if what is Walk.malloc and len(self.live) >= KEPT:
+            what = Walk.drop
+        with side.device:
+            what(self, side)
+            if self.patient:
+                for each in self.sides:
+                    self.wait_for_all(each)
+        self.compare()
 
     def compare(self):
-        for device in self.devices:
-            with Device(device):
-                shown = self.pool.stats()
-                expected = self.models[device].stats()
-                assert {name: shown[name] for name in expected} == expected
-                assert self.pool.used_bytes() == expected["used_bytes"]
-                assert self.pool.free_bytes() == expected["free_bytes"]
-                assert self.pool.total_bytes() == expected["total_bytes"]
-                assert self.pool.n_free_blocks() == expected["free_blocks"]
-        assert self.hook.used == sum(model.used for model in self.models)
+        self.steps += 1
+        for side in self.sides:
+            shown = self.pool.stats(side.device)
+            side.model.settle()
+            expected = side.model.stats()
+            if self.patient:
+                del shown["largest_available_block"]
+            assert shown == expected
+            if self.steps % RECOUNTED == 0:
+                self.recount(side, expected)
+        assert self.hook.used == sum(s.model.n["used_bytes"] for s in self.sides)
+
+    def recount(self, side, expected):
+        """The model itself, and what the pool tells number by number."""
+        self.seen.update(name for name, n in expected.items() if n)
+        found = side.model.recount()
+        assert {name: expected[name] for name in found} == found
+        for method, name in ONE_BY_ONE.items():
+            told = getattr(self.pool, method)(device=side.device)
+            side.model.settle()
+            assert told == side.model.n[name], method
 
     def end(self):
         while self.live:
-            self.free()
-        self.compare()
-        for device in self.devices:
-            with Device(device):
+            self.drop(None)
+        while self.graphs:
+            self.release(None)
+        for side in self.sides:
+            self.wait_for_all(side)
+        for side in self.sides:
+            with side.device:
                 testing.check_pool(self.pool)
-                self.pool.free_all_blocks()
-                assert self.pool.total_bytes() == 0
-                assert self.pool.stats()["segments"] == 0
+                self.free_all(side)
+                assert self.pool.total_bytes() == self.pool.stats()["segments"] == 0
+        assert self.hook.used == 0
 
 
-@pytest.fixture
-def little_garbage():
-    """Each refused request collects it: not pytest's objects each time."""
+def walked(seed, steps, patient=False):
     gc.collect()
-    gc.freeze()
-    yield
+    gc.freeze()  # each refused request collects the rest
+    walk = Walk(seed, patient)
+    with walk.hook:
+        while walk.steps < steps:
+            walk.step()
+        walk.end()
     gc.unfreeze()
+    return walk
+
+
+def walk_everywhere(seed, steps):
+    walk = walked(seed, steps)
+    names = set(walk.sides[0].model.stats())
+    assert names - walk.seen == set(NEVER)
+
+
+@pytest.mark.sim_only
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_u55_every_counter_is_the_models_after_every_step(apart, seed):
+    """Over three streams of each of two devices, with limits, faults, a hook, memory
+    that several streams use, and graphs."""
+    apart(walk_everywhere, seed, STEPS, memory=str(MEMORY), devices=2, timeout=120)
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", range(4))
-def test_u55_every_counter_is_the_models_after_every_step(seed, little_garbage):
-    """Over three streams of two devices, with limits, faults, a hook, and memory that
-    several streams use."""
-    walk = Walk(seed)
-    with walk.hook:
-        for _ in range(STEPS):
-            walk.step()
-            walk.compare()
-        walk.end()
-    assert walk.hook.used == 0
-    failed = sum(model.failed for model in walk.models)
-    assert failed > 0 and sum(model.upstream_frees for model in walk.models) > 0
+def test_u55_so_it_is_where_the_device_is_waited_for():
+    walked(SEEDS, STEPS // 10, patient=True)
 
 
 def test_u55_emptying_the_cache_lets_the_limit_go_further(pool):
