@@ -69,20 +69,26 @@ take_from_any_locked(gm_pool *pool, const gm_request *request, loan *l)
 {
     size_t rounded = gm_size_round(request->size);
     gm_arena *owner = NULL;
+    gm_block *block;
+    bool cut;
 
     if (!gm_block_store_prepare(&pool->store)) {
         return false;
     }
-    l->block = best_of_all_locked(pool, rounded, &owner);
-    if (!l->block) {
+    block = best_of_all_locked(pool, rounded, &owner);
+    if (!block) {
         return false;
     }
     gm_pool_note_cached_locked(pool);
-    l->cut = gm_pool_carve_locked(pool, &owner->index, l->block, rounded);
-    l->before = pool->stats;
+    cut = gm_pool_carve_locked(pool, &owner->index, block, rounded);
+    *l = (loan){
+        .block = block,
+        .generation = block->generation,
+        .cut = cut,
+        .before = pool->stats,
+    };
     pool->stats.hits++;
-    gm_pool_hand_out_locked(pool, l->block, request);
-    l->generation = l->block->generation;
+    gm_pool_hand_out_locked(pool, block, request);
     l->after = pool->stats;
     return true;
 }
@@ -100,19 +106,15 @@ lower_peak(size_t *peak, size_t before, size_t after, size_t now)
 /* Gives the block back as if it had not been taken: the request fails, and requests
  * that fail are not counted. */
 static void
-take_back(gm_pool *pool, const loan *l)
+take_back_locked(gm_pool *pool, const loan *l)
 {
     const gm_stats *before = &l->before;
     const gm_stats *after = &l->after;
     gm_stats *stats = &pool->stats;
-    size_t merges;
+    size_t merges = stats->merges;
 
-    gm_pool_lock(pool);
-    merges = stats->merges;
-    if (l->block->generation == l->generation || l->block->state == GM_BLOCK_VOID) {
-        gm_pool_end_handle_locked(pool, l->block);
-    }
-    if (l->cut && stats->merges > merges) { // joined with what it was cut off
+    gm_pool_end_handle_locked(pool, l->block); // void, where the bytes went meanwhile
+    if (l->cut && stats->merges > merges) {    // joined with what it was cut off
         stats->splits--;
         stats->merges--;
     }
@@ -126,7 +128,6 @@ take_back(gm_pool *pool, const loan *l)
                stats->used_bytes);
     lower_peak(&stats->peak_live_blocks, before->peak_live_blocks,
                after->peak_live_blocks, stats->live_blocks);
-    gm_pool_leave(pool);
 }
 
 bool
@@ -152,7 +153,9 @@ gm_pool_lend(gm_pool *pool,
     /* Taken first and waited for then, so that nobody queues more work on it. */
     if (gm_backend_device_synchronize(b, pool->device) != GM_OK ||
         gm_pool_record_use(pool, l.block, l.generation, by) != GM_OK) {
-        take_back(pool, &l);
+        gm_pool_lock(pool);
+        take_back_locked(pool, &l);
+        gm_pool_leave(pool);
         return false;
     }
     *out = l.block;

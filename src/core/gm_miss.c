@@ -211,7 +211,7 @@ gm_pool_attempt(gm_pool *pool,
     size_t missing = odd ? pool->segment_unit - odd : 0;
     gm_status status;
 
-    if (missing && missing <= GM_SIZE_MAX - rounded) {
+    if (missing) { // where the sum is too large it is refused like any other
         status = pool_attempt_with(pool, request, rounded + missing, rescue, out);
         if (!gm_is_shortage(status) && status != GM_ERR_TOO_LARGE) {
             return status;

@@ -367,7 +367,7 @@ gm_pool_settle(gm_pool *pool)
         return 0;
     }
     gm_pool_lock(pool);
-    if (!pool->lanes || pool->settling) {
+    if (pool->settling) {
         gm_pool_unlock(pool);
         return 0;
     }

@@ -63,7 +63,8 @@ gm_pool_device(const gm_pool *pool)
 void
 gm_pool_set_segment_unit(gm_pool *pool, size_t unit)
 {
-    GM_ASSERT(unit > 0 && unit % GM_UNIT == 0 && pool->stats.misses == 0);
+    GM_ASSERT(unit > 0 && unit <= GM_SIZE_MAX && unit % GM_UNIT == 0);
+    GM_ASSERT(pool->stats.misses == 0);
     pool->segment_unit = unit;
 }
 

@@ -50,9 +50,9 @@ void gm_pool_close(gm_pool *pool);
 int gm_pool_device(const gm_pool *pool);
 
 /* Has the pool ask upstream for whole multiples of `unit` bytes, itself a multiple of
- * GM_UNIT; what a request leaves of its segment is cached. Where the limit or upstream
- * has no room for that, the request alone is asked for. GM_UNIT unless called, which is
- * before the first request. */
+ * GM_UNIT up to GM_SIZE_MAX; what a request leaves of its segment is cached. Where the
+ * limit or upstream has no room for that, the request alone is asked for. GM_UNIT
+ * unless called, which is before the first request. */
 void gm_pool_set_segment_unit(gm_pool *pool, size_t unit);
 
 /* One word for whoever owns the pool; the core does not look at it. */
