@@ -58,6 +58,7 @@ open_backend(void)
     table = *sim;
     table.device_incarnation = test_incarnation;
     table.mem_alloc = test_alloc;
+    taken_count = 0;
     for (int i = 0; i < DEVICES; i++) {
         lives[i] = 1;
     }

@@ -175,22 +175,146 @@ TEST(lend_gives_back_what_it_cannot_wait_for)
     }
 }
 
-/* A peak from before, higher than the loan made anything, stays as well. */
+/* A peak from before stays as well, whether the loan was above it or not. */
 TEST(lend_leaves_peaks_that_are_not_its_own)
 {
-    bench b;
-    holding more, h = {0};
+    const size_t steps[] = {1, 3};
 
-    bench_init(&b);
-    more = take_for(b.pool, 2 * STEP, b.lenders[7].key);
-    CHECK_EQ(gm_pool_reset_peaks(b.pool), GM_OK);
-    let_go(more);
-    gm_stats before = stats_of(b.pool);
-    CHECK_EQ(gm_fault_plan(b.fault, "device_synchronize", 1, 0, GM_DEVICE_ERROR(9)),
-             GM_OK);
-    CHECK_EQ(borrow(&b, STEP, &h), GM_ERR_OUT_OF_MEMORY);
-    check_same_counts(stats_of(b.pool), before);
-    bench_fini(&b);
+    for (size_t i = 0; i < 2; i++) {
+        bench b;
+        holding more, h = {0};
+
+        bench_init(&b);
+        more = take_for(b.pool, 2 * STEP, b.lenders[7].key);
+        CHECK_EQ(gm_pool_reset_peaks(b.pool), GM_OK);
+        let_go(more);
+        gm_stats before = stats_of(b.pool);
+        CHECK_EQ(gm_fault_plan(b.fault, "device_synchronize", 1, 0, GM_DEVICE_ERROR(9)),
+                 GM_OK);
+        CHECK_EQ(borrow(&b, steps[i] * STEP, &h), GM_ERR_OUT_OF_MEMORY);
+        check_same_counts(stats_of(b.pool), before);
+        bench_fini(&b);
+    }
+}
+
+/* ---- what others do while the device is waited for ---- */
+
+typedef enum deed {
+    TAKES_THE_REST, // of the block that the loan was cut off
+    GIVES_BACK,     // what lies before the loan
+    FREES_THE_LOAN, // by its address
+} deed;
+
+/* A pool of one segment whose lender holds `held` and has `left` free behind it, and
+ * what another thread does with it while somebody waits for the device, which fails. */
+typedef struct scene {
+    gm_pool *pool;
+    gm_stream_key lender;
+    holding held;
+    deed what;
+    holding rest;
+    gm_stats then;
+} scene;
+
+static scene *playing;
+
+static gm_status
+fail_to_synchronize(void *self, int device)
+{
+    scene *p = playing;
+
+    (void)self;
+    (void)device;
+    switch (p->what) {
+    case TAKES_THE_REST:
+        p->rest = take_for(p->pool, 2 * STEP, p->lender);
+        break;
+    case GIVES_BACK:
+        let_go(p->held);
+        break;
+    case FREES_THE_LOAN:
+        CHECK_EQ(gm_pool_free_address(p->pool, p->held.block->addr + STEP), GM_OK);
+        break;
+    }
+    p->then = stats_of(p->pool);
+    return GM_DEVICE_ERROR(9);
+}
+
+/* Borrows `size` of 3 steps that lie behind a block of one, in vain. */
+static scene
+play(site s, deed what, size_t size)
+{
+    static gm_backend table;
+    scene p = {.lender = 1000, .what = what};
+    gm_stream_use borrower = new_stream(s.sim, 0, true);
+    const gm_request request = {.size = size, .key = borrower.key};
+    const gm_rescue rescue = {.by = &borrower};
+    gm_block *block = NULL;
+
+    table = *s.sim;
+    table.device_synchronize = fail_to_synchronize;
+    CHECK_EQ(gm_pool_new(0, gm_upstream_of_backend(&table), &p.pool), GM_OK);
+    CHECK_EQ(gm_pool_set_limit(p.pool, 4 * STEP), GM_OK);
+    let_go(take_for(p.pool, 4 * STEP, p.lender));
+    p.held = take_for(p.pool, STEP, p.lender);
+    playing = &p;
+    CHECK_EQ(gm_pool_malloc_slow(p.pool, &request, &rescue, &block), GM_ERR_LIMIT);
+    CHECK(block == NULL);
+    check_pool(p.pool);
+    end_stream(s.sim, borrower);
+    return p;
+}
+
+/* The loan cannot be joined again with what it was cut off, so the cut stays; nor is a
+ * peak lowered that both together made. */
+TEST(lend_fails_when_the_rest_is_somebody_elses)
+{
+    site s = open_site(64 * MIB);
+    scene p = play(s, TAKES_THE_REST, STEP);
+    gm_stats now = stats_of(p.pool);
+
+    CHECK_EQ(p.then.used_bytes, 4 * STEP);
+    CHECK_EQ(now.used_bytes, 3 * STEP);
+    CHECK_EQ(now.peak_used_bytes, 4 * STEP);
+    CHECK_EQ(now.peak_live_blocks, 3);
+    CHECK_EQ(now.splits, p.then.splits);
+    CHECK_EQ(now.merges, p.then.merges);
+    CHECK_EQ(now.hits, p.then.hits - 1); // the loan was none
+    let_go(p.rest);
+    let_go(p.held);
+    CHECK_EQ(stats_of(p.pool).free_blocks, 1);
+    check_pool(p.pool);
+    gm_pool_close(p.pool);
+    close_site(s);
+}
+
+/* A loan of the whole block is joined with its neighbour: no cut is undone by that. */
+TEST(lend_fails_when_its_neighbour_has_become_free)
+{
+    site s = open_site(64 * MIB);
+    scene p = play(s, GIVES_BACK, 3 * STEP);
+    gm_stats now = stats_of(p.pool);
+
+    CHECK_EQ(now.used_bytes, 0);
+    CHECK_EQ(now.free_blocks, 1);
+    CHECK_EQ(now.splits, p.then.splits);
+    CHECK_EQ(now.merges, p.then.merges + 1);
+    check_pool(p.pool);
+    gm_pool_close(p.pool);
+    close_site(s);
+}
+
+TEST(lend_fails_when_its_address_was_freed)
+{
+    site s = open_site(64 * MIB);
+    scene p = play(s, FREES_THE_LOAN, 2 * STEP);
+
+    CHECK_EQ(stats_of(p.pool).used_bytes, STEP);
+    CHECK_EQ(stats_of(p.pool).free_blocks, 1);
+    let_go(p.held);
+    CHECK_EQ(gm_pool_release_idle(p.pool), 4 * STEP);
+    gm_pool_close(p.pool);
+    close_site(s);
 }
 
 static bool

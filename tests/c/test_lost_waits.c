@@ -341,10 +341,13 @@ TEST(lost_spare_marks_are_those_of_the_device)
 }
 
 /* Thirty spare marks, of which a look gives back those beyond a few. Of a life that is
- * over no event is touched: its handle may be another's. */
+ * over no event is touched: its handle may be another's. Where it is not known of which
+ * life they are, nobody has said that it is over. */
 TEST(lost_spare_marks_that_are_too_many)
 {
-    for (int lost = 0; lost < 2; lost++) {
+    for (int way = 0; way < 3; way++) {
+        bool lost = way == 1, unknown = way == 2;
+
         open_backend();
         gm_pool *pool = pool_on(1);
         test_stream s = make_stream(0, true);
@@ -355,10 +358,12 @@ TEST(lost_spare_marks_that_are_too_many)
             held[i] = take_bytes(pool, UNITS(1));
             use_on(held[i], &s);
         }
+        answer = unknown ? GM_DEVICE_ERROR(999) : GM_OK;
         for (size_t i = 0; i < 30; i++) {
             keep_busy(&s);
             let_go(held[i]);
         }
+        answer = GM_OK;
         CHECK(gm_pool_settle_all(pool) > 0);
         CHECK_EQ(sound_stats(pool).pending_blocks, 0);
         all = events();

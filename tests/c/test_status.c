@@ -32,4 +32,7 @@ TEST(status_of_the_device_and_of_nobody)
     CHECK(strcmp(gm_status_text(GM_DEVICE_ERROR(0) - 1), nobody) == 0);
     CHECK(strcmp(gm_status_text(GM_STATUS_COUNT), nobody) == 0);
     CHECK(strcmp(gm_status_text(-1), nobody) == 0);
+    CHECK(gm_status_is_device(GM_DEVICE_ERROR(0)));
+    CHECK(!gm_status_is_device(GM_DEVICE_ERROR(0) - 1));
+    CHECK_EQ(gm_status_device_code(GM_DEVICE_ERROR(700)), 700);
 }
