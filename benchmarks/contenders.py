@@ -73,11 +73,18 @@ class Contender:
         return f"p = {self.written or self.take}; {giving}"
 
     def functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """take(size, stream) and give(block, size, stream), for what is not timed."""
-        space = dict(self.names)
-        take = eval(f"lambda size, stream: {self.take}", space)
+        """take(size, stream) and give(block, size, stream), for what is not timed.
+
+        What they name they close over: CPython 3.13 without the interpreter lock keeps
+        a function that is not nested for ever once there was a thread, with the globals
+        that it would have.
+        """
         giving = self.give.format(block="block") if self.give else "None"
-        return take, eval(f"lambda block, size, stream: {giving}", space)
+        take = f"lambda size, stream: {self.take}"
+        give = f"lambda block, size, stream: {giving}"
+        make = eval(f"lambda {', '.join(self.names)}: ({take}, {give})", {})
+        made: tuple[Callable[..., Any], Callable[..., Any]] = make(**self.names)
+        return made
 
 
 Maker = Callable[[int | None], Contender]

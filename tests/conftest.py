@@ -33,6 +33,9 @@ MARKERS = {
 }
 WATCHDOG_SECONDS = 60
 
+# Off in a free-threaded interpreter that was not told otherwise.
+INTERPRETER_LOCK = getattr(sys.flags, "gil", 1) == 1
+
 
 def open_backend():
     """Opens the device of this process."""
@@ -114,6 +117,10 @@ def pytest_runtest_makereport(item, call):
         item.gpumem_failed = True  # its traceback holds what it held
 
 
+def has_interpreter_lock():
+    return not hasattr(sys, "_is_gil_enabled") or sys._is_gil_enabled()
+
+
 def held():
     """What the simulated device has given out and not got back."""
     found = testing.ledger()._asdict()
@@ -145,8 +152,8 @@ def settle(test, before):
 @pytest.fixture(autouse=True)
 def nothing_left(request):
     """Each test begins without an allocator and ends as it began: nothing taken from
-    the device, no fault of ours noticed by it, the collector and the thread's settings
-    as they were."""
+    the device, no fault of ours noticed by it, the collector, the interpreter lock and
+    the thread's settings as they were."""
     gpumem.set_allocator(None)
     collecting = gc.isenabled()
     sim = gpumem.get_backend() == "sim"
@@ -156,6 +163,7 @@ def nothing_left(request):
     if hasattr(request.node, "gpumem_failed"):
         return
     assert gc.isenabled() == collecting
+    assert has_interpreter_lock() == INTERPRETER_LOCK
     assert gpumem.get_allocator() is gpumem.malloc
     assert testing.last_error() == 0
     if sim:

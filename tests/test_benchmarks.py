@@ -2,11 +2,13 @@
 """The benchmarks measure what they say: their sequences, their loops, their guard, and
 the table that is made from what they find."""
 
+import gc
 import json
 import os
 import struct
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -267,6 +269,26 @@ def test_blocks_that_overlap_are_seen(second):
 def test_blocks_that_touch_are_right():
     assert guard.verify(address_of([1000, 2000, 2512]), SMALL) == "no overlap"
     assert guard.verify(address_of([1000, 488, 1000]), SMALL) == "no overlap"
+
+
+def test_nothing_keeps_what_a_contender_names(in_threads):
+    """Also where an interpreter keeps functions for ever once there was a thread."""
+
+    class Named:
+        def __call__(self, size):
+            return size
+
+    in_threads(1, lambda index: None)
+    named = Named()
+    ended = weakref.ref(named)
+    made = contenders.Contender("one", "take(size)", "", {"take": named}, None)
+    take, give = made.functions()
+    block = take(5, None)
+    give(block, 5, None)
+    assert block == 5
+    del named, made, take, give
+    gc.collect()
+    assert ended() is None
 
 
 def test_what_is_not_given_back_is_seen():

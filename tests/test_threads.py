@@ -328,6 +328,7 @@ def test_hooks_are_told_of_frees_of_what_other_threads_made(pool, in_threads):
     """Over all threads what was told as given is what was told as back."""
     mailboxes = [[] for _ in range(THREADS)]
     given, back = [], []
+    all_done = threading.Barrier(THREADS, timeout=60)
 
     class Hook(gpumem.MemoryHook):
         def malloc_postprocess(self, **kwargs):
@@ -344,6 +345,9 @@ def test_hooks_are_told_of_frees_of_what_other_threads_made(pool, in_threads):
                     mailboxes[index].pop()
                 except IndexError:
                     pass
+            # Without the interpreter lock what another thread dropped ends in the one
+            # that made it, when that comes by: here.
+            all_done.wait()
 
     in_threads(THREADS, work)
     with Hook():
