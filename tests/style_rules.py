@@ -320,11 +320,34 @@ def python_arrows(source: Source) -> Iterator[Finding]:
                 yield node.lineno, f"the package may not import {name}"
 
 
+def watchdogs(source: Source) -> Iterator[Finding]:
+    """Nothing in a test waits for a thread, an event or a process without a limit. A
+    barrier may have its limit from when it was made. The mutator is no test."""
+    is_python = source.room == "tests" and source.path.endswith(".py")
+    if not is_python or source.path.startswith("tests/mutation/"):
+        return
+    tree = ast.parse(source.text)
+    limited = {
+        ast.unparse(target)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if "timeout" in [keyword.arg for keyword in node.value.keywords]
+        for target in node.targets
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or node.args or node.keywords:
+            continue
+        call = node.func
+        if isinstance(call, ast.Attribute) and call.attr in ("join", "wait"):
+            if ast.unparse(call.value) not in limited:
+                yield node.lineno, f"{ast.unparse(node)} may wait for ever"
+
+
 RULES: dict[str, Callable[[Source], Iterator[Finding]]] = {
     rule.__name__: rule
     for rule in (
         *(system_includes, own_includes, forbidden_names, mutable_globals),
-        *(lengths, layout, heads, marks, python_arrows),
+        *(lengths, layout, heads, marks, python_arrows, watchdogs),
     )
 }
 C_ONLY = {"system_includes", "own_includes", "forbidden_names", "mutable_globals"}

@@ -168,7 +168,8 @@ def test_a_scope_is_for_its_own_thread_alone(pool):
     with gpumem.using_allocator(pool.malloc):
         thread = threading.Thread(target=elsewhere)
         thread.start()
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()
         assert gpumem.get_allocator() == pool.malloc
     assert seen == [gpumem.malloc, base]
     assert gpumem.get_allocator() is base

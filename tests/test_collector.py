@@ -230,7 +230,8 @@ def test_want_of_memory_while_the_collector_is_busy(books, held_by, collector):
         assert inside.wait(30)
         fill()
         want()
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()
         assert results == [SIZE]
     else:
         kept = pool.malloc(SIZE)

@@ -214,7 +214,8 @@ def test_one_object_can_be_entered_by_two_threads_at_once():
         both_inside.wait()
     seen["here"] = get_device_id()
     one_left.set()
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
     assert seen == {"here": 0, "inside": 1, "after": 1}
 
 

@@ -396,13 +396,14 @@ def test_a_pool_that_is_garbage_while_another_one_takes_its_memory(books, kind):
     started = threading.Event()
     thread = threading.Thread(target=asks_for_too_much, args=(started,))
     thread.start()
-    started.wait()
+    assert started.wait(60)
     end = time.perf_counter() + 0.05
     while time.perf_counter() < end:  # keeps the interpreter; the other one gets there
         pass
     gc.collect()
     others = [C_FREE(lambda *args: books.freed.append("wrong")) for _ in range(50)]
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
     del others
     gc.collect()
     assert watched() is None

@@ -470,7 +470,8 @@ def test_a_graph_may_die_in_another_thread(stream, unraisable):
     graphs[0].launch(stream)
     thread = threading.Thread(target=graphs.clear)
     thread.start()
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
     stream.synchronize()
     assert content(target) == b"\1" * UNIT
     assert unraisable == []

@@ -129,7 +129,8 @@ def test_what_a_thread_had_set_ends_with_it():
     def run():
         thread = threading.Thread(target=work)
         thread.start()
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()
 
     with gpumem.MemoryHook():  # so that this thread has some
         (mine,) = [o for o in gc.get_objects() if type(o).__name__ == "_ThreadSettings"]

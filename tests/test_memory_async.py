@@ -119,7 +119,8 @@ def test_the_default_stream_of_a_thread_is_not_that_of_another():
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
     with testing.call_log() as calls:
         kept.clear()
     names = [call.name for call in calls]

@@ -355,7 +355,8 @@ def test_a_thread_that_ends_inside_a_hook_takes_it_along(pool):
     hook = Recorder()
     thread = threading.Thread(target=hook.__enter__)
     thread.start()
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
     pool.malloc(UNIT)
     with hook:
         pool.malloc(UNIT)

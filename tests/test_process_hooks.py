@@ -100,7 +100,8 @@ def test_a_thread_that_ran_before_the_hook_was_added_is_told_of(pool, installed)
     hook = installed(Told())
     go.set()
     assert done.wait(30)
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
     assert [what for _, what, _ in hook.log] == ["malloc", "free"]
 
 
@@ -314,7 +315,8 @@ import threading
 for _ in range(3):
     thread = threading.Thread(target=gpumem.MemoryHook().__enter__)
     thread.start()
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
 names = {"malloc": pool.malloc, "object": object}
 print(best(2, lambda: ratio("malloc(4096)", "object()", names)))
 """

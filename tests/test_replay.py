@@ -298,7 +298,7 @@ def stderr_of_replay(small, reader, writer):
         pass
     finally:
         os.close(reader)
-    assert process.wait() == 0
+    assert process.wait(60) == 0
     return written
 
 

@@ -27,7 +27,7 @@ class Queue:
         self.queued += 1
         return self.queued
 
-    def wait(self):
+    def run(self):
         self.done = self.queued
 
 
@@ -39,11 +39,11 @@ class Mark:
 
     def happened(self):
         if self.asked:
-            self.wait()
+            self.run()
         self.asked = True
         return self.queue.done >= self.number
 
-    def wait(self):
+    def run(self):
         self.queue.done = max(self.queue.done, self.number)
 
 
@@ -55,9 +55,9 @@ class Device:
         self.queues = []
         self.taken = []  # (offset, size), sorted
 
-    def wait(self):
+    def run(self):
         for queue in self.queues:
-            queue.wait()
+            queue.run()
 
     def gaps(self, taken):
         end = 0
@@ -81,7 +81,7 @@ class Device:
         raise NoMemory
 
     def give(self, segment):
-        self.wait()
+        self.run()
         if self.size is not None:
             self.taken.remove((segment.address, segment.size))
 

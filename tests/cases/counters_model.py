@@ -287,7 +287,7 @@ class Pool:
             return None
         lender = min(fits, key=lambda fit: fit[0])[1]
         block = self.hand_out(self.fit(self.free[lender], size), requested, "hits")
-        self.device.wait()
+        self.device.run()
         self.record(block, queue)
         return block
 
@@ -366,7 +366,7 @@ class Pool:
         self.flush()
         if not self.recording:
             for lane in self.lanes.values():
-                lane[-1].mark.wait()
+                lane[-1].mark.run()
             self.settle()
         return self.n["pending_bytes"] < before
 

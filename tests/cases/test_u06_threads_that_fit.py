@@ -36,7 +36,8 @@ def take_turns(threads, share, pools):
         for worker in workers:
             worker.start()
         for worker in workers:
-            worker.join()
+            worker.join(60)
+            assert not worker.is_alive()
     assert failed == []
     for pool in all_pools:
         at_rest(pool)

@@ -99,7 +99,8 @@ def in_a_thread(work):
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_u14_threads_with_streams_of_their_own_leave_little(pool):

@@ -80,7 +80,8 @@ def race(kind):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(60)
+            assert not thread.is_alive()
     assert errors == []
     stats = pool.stats()
     assert stats["retries"] > 0.1 * WORKERS * ROUNDS  # the path was gone, often
@@ -121,7 +122,8 @@ def each_its_own():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(60)
+            assert not thread.is_alive()
     assert errors == []
     for pool in pools:
         at_rest(pool)

@@ -165,11 +165,11 @@ class Walk:
     def wait(self, side):
         stream = self.rng.choice(side.streams)
         stream.synchronize()
-        side.queues[stream].wait()
+        side.queues[stream].run()
 
     def wait_for_all(self, side):
         side.device.synchronize()
-        side.model.device.wait()
+        side.model.device.run()
 
     def record(self, side):
         """A graph, in which memory is taken, and whatever there is dropped."""
