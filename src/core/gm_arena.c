@@ -104,7 +104,7 @@ gm_arena_unpin(gm_arena_table *table, gm_arena *arena)
     if (--arena->pins > 0) {
         return;
     }
-    GM_ASSERT(!arena->index.rows);
+    GM_ASSERT(!arena->index.rows && !arena->bytes);
     link = &table->buckets[bucket_of(table, arena->key)];
     while (*link != arena) {
         link = &(*link)->chain;
@@ -132,6 +132,8 @@ gm_arena_take_over(gm_arena_table *table, gm_segment *segment, gm_arena *into)
         }
     }
     segment->arena = into;
+    from->bytes -= segment->size;
+    into->bytes += segment->size;
     into->pins++;
     gm_arena_unpin(table, from);
 }

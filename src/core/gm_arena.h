@@ -37,6 +37,7 @@ struct gm_arena {
     gm_index index;
     gm_stream_key key;
     size_t pins;     // segments that belong here or are being taken for it, and notes
+    size_t bytes;    // of the segments that belong here
     gm_arena *chain; // next in the table's bucket
 };
 

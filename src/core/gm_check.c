@@ -172,9 +172,14 @@ static void
 check_arena(tally *t, const gm_pool *pool, const gm_arena *arena)
 {
     size_t pins = pins_of_notes(pool, arena);
+    size_t bytes = 0;
 
     for (const gm_segment *s = pool->first; s; s = s->next) {
         pins += s->arena == arena;
+        bytes += s->arena == arena ? s->size : 0;
+    }
+    if (arena->bytes != bytes) {
+        t->fault = "an arena counts other bytes than those of its segments";
     }
     if (pool->reserving ? arena->pins < pins : arena->pins != pins) {
         t->fault = "an arena is pinned by more or by less than what is in it";
@@ -239,6 +244,9 @@ check_counters(const gm_pool *pool, const tally *t)
         s->allocated_requested_bytes < s->requested_bytes ||
         s->hits + s->misses < s->live_blocks) {
         return "more is in use than was ever handed out";
+    }
+    if (pool->leading > pool->reserving) {
+        return "more is on its way ahead of requests than in all";
     }
     if (s->upstream_allocated_bytes - s->upstream_freed_bytes - s->lost_bytes !=
         s->total_bytes + pool->releasing) {

@@ -22,6 +22,7 @@ pool_unlink_locked(gm_pool *pool, gm_segment *segment)
     gm_pool_note_cached_locked(pool);
     gm_index_remove(&segment->arena->index, block);
     gm_block_give(&pool->store, block);
+    segment->arena->bytes -= segment->size;
     gm_arena_unpin(&pool->arenas, segment->arena);
     if (segment->prev) {
         segment->prev->next = segment->next;

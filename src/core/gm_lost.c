@@ -212,6 +212,7 @@ unlink_locked(gm_pool *pool, gm_segment *segment)
     else {
         pool->last = segment->prev;
     }
+    segment->arena->bytes -= segment->size;
     gm_arena_unpin(&pool->arenas, segment->arena);
     pool->stats.segments--;
     pool->stats.total_bytes -= segment->size;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A miss: one attempt to serve a request by a new segment, within the limit.
+ * A miss: one attempt to serve a request by a new segment, within the limit. Where
+ * upstream refuses a segment that is larger than the request, it asks for the request
+ * alone before anything is reclaimed.
  *
  * It has three steps: reserve the bytes and all host memory it will need (locked), ask
  * upstream (unlocked, may take long and run user code), commit or cancel (locked). So a
@@ -14,21 +16,23 @@
 #include "gm_pending.h"
 #include "gm_pool_private.h"
 
-/* What a request holds while upstream is asked: nothing can fail after that. */
+/* A request that goes upstream, and what it holds while upstream is asked: nothing can
+ * fail after that. */
 typedef struct reservation {
+    size_t rounded; // bytes for the request
+    size_t bytes;   // to ask for; 0 while that is not decided
     gm_segment *segment;
     gm_block *block;
     gm_block *tail; // for what the request leaves of it; NULL for nothing
     gm_arena *arena;
     uint64_t life; // of the device; known once upstream gave
-    size_t bytes;
-    size_t rounded; // of them for the request
 } reservation;
 
 static void
 cancel_locked(gm_pool *pool, const reservation *r)
 {
     pool->reserving -= r->bytes;
+    pool->leading -= r->bytes - r->rounded;
     gm_block_give(&pool->store, r->block);
     if (r->tail) {
         gm_block_give(&pool->store, r->tail);
@@ -64,6 +68,7 @@ reserve_locked(gm_pool *pool, const gm_request *request, reservation *r)
     }
     r->block = gm_block_take(&pool->store);
     pool->reserving += r->bytes;
+    pool->leading += r->bytes - r->rounded;
     if (r->bytes > r->rounded) {
         if (!gm_block_store_prepare(&pool->store)) {
             cancel_locked(pool, r);
@@ -114,6 +119,8 @@ commit_locked(gm_pool *pool,
     }
 
     pool->reserving -= r->bytes;
+    pool->leading -= r->bytes - r->rounded;
+    segment->arena->bytes += segment->size;
     stats->segments++;
     stats->misses++;
     stats->upstream_allocations++;
@@ -155,45 +162,49 @@ pool_find(
     return status;
 }
 
-/* One attempt, by a segment of `bytes` where the cache has nothing. */
+/* One attempt, by a new segment where the cache has nothing: one of r->bytes or, where
+ * these are not decided, as large as gm_grow.c wants it with `room` upstream. */
 static gm_status
-pool_attempt_with(gm_pool *pool,
-                  const gm_request *request,
-                  size_t bytes,
-                  const gm_rescue *rescue,
-                  gm_block **out)
+pool_take(gm_pool *pool,
+          const gm_request *request,
+          reservation *r,
+          size_t room,
+          bool forbidden,
+          gm_block **out)
 {
-    reservation r = {.bytes = bytes, .rounded = gm_size_round(request->size)};
     gm_piece piece = {0};
-    bool forbidden = is_forbidden(rescue);
-    gm_status status = pool_find(pool, request, r.rounded, !forbidden, out);
+    gm_status status;
 
-    if (status != GM_MISS) {
-        return status;
-    }
     gm_pool_lock(pool);
-    gm_pool_adopt_locked(pool, request->key, r.rounded);
-    status = gm_pool_hit_locked(pool, request, r.rounded, out);
-    if (status == GM_MISS) {
-        status = forbidden ? GM_ERR_CAPTURING : reserve_locked(pool, request, &r);
+    gm_pool_adopt_locked(pool, request->key, r->rounded);
+    status = gm_pool_hit_locked(pool, request, r->rounded, out);
+    if (status == GM_MISS && forbidden) {
+        status = GM_ERR_CAPTURING;
+    }
+    else if (status == GM_MISS) {
+        if (!r->bytes) {
+            r->bytes = gm_grow_segment_locked(pool, request, r->rounded, room);
+        }
+        status = reserve_locked(pool, request, r);
     }
     gm_pool_unlock(pool);
-    if (status != GM_OK || !r.block) {
+    if (status != GM_OK || !r->block) {
         return status;
     }
 
     gm_process_flight_begin();
-    status = pool->upstream.take(pool->upstream.context, pool->device, r.bytes, &piece);
-    GM_ASSERT(status != GM_OK || (piece.base && piece.size >= r.bytes));
-    r.life = status == GM_OK ? gm_pool_ask_life(pool, piece.device) : 0;
+    status =
+        pool->upstream.take(pool->upstream.context, pool->device, r->bytes, &piece);
+    GM_ASSERT(status != GM_OK || (piece.base && piece.size >= r->bytes));
+    r->life = status == GM_OK ? gm_pool_ask_life(pool, piece.device) : 0;
 
     gm_pool_lock(pool);
     if (status == GM_OK) {
-        commit_locked(pool, &r, &piece, request);
-        *out = r.block;
+        commit_locked(pool, r, &piece, request);
+        *out = r->block;
     }
     else {
-        cancel_locked(pool, &r);
+        cancel_locked(pool, r);
     }
     gm_pool_unlock(pool);
     gm_process_flight_end();
@@ -207,15 +218,22 @@ gm_pool_attempt(gm_pool *pool,
                 gm_block **out)
 {
     size_t rounded = gm_size_round(request->size);
-    size_t odd = rounded % pool->segment_unit;
-    size_t missing = odd ? pool->segment_unit - odd : 0;
-    gm_status status;
+    reservation whole = {.rounded = rounded};
+    reservation alone = {.rounded = rounded, .bytes = rounded};
+    bool forbidden = is_forbidden(rescue);
+    gm_status status = pool_find(pool, request, rounded, !forbidden, out);
 
-    if (missing) { // where the sum is too large it is refused like any other
-        status = pool_attempt_with(pool, request, rounded + missing, rescue, out);
-        if (!gm_is_shortage(status) && status != GM_ERR_TOO_LARGE) {
-            return status;
-        }
+    if (status != GM_MISS) {
+        return status;
     }
-    return pool_attempt_with(pool, request, rounded, rescue, out);
+    status = pool_take(pool, request, &whole, forbidden ? 0 : gm_grow_room(pool),
+                       forbidden, out);
+    if (whole.bytes <= rounded ||
+        (!gm_is_shortage(status) && status != GM_ERR_TOO_LARGE)) {
+        return status;
+    }
+    if (whole.block) { // upstream was asked
+        gm_pool_count(pool, &pool->stats.retries);
+    }
+    return pool_take(pool, request, &alone, 0, forbidden, out);
 }

@@ -61,14 +61,6 @@ gm_pool_device(const gm_pool *pool)
 }
 
 void
-gm_pool_set_segment_unit(gm_pool *pool, size_t unit)
-{
-    GM_ASSERT(unit > 0 && unit <= GM_SIZE_MAX && unit % GM_UNIT == 0);
-    GM_ASSERT(pool->stats.misses == 0);
-    pool->segment_unit = unit;
-}
-
-void
 gm_pool_set_user(gm_pool *pool, void *user)
 {
     pool->user = user;

@@ -41,6 +41,7 @@ struct gm_pool {
     gm_segment *last;
     uint64_t next_serial;
     size_t reserving; // bytes asked of upstream that have not arrived
+    size_t leading;   // those of them that nobody has requested
     size_t releasing; // bytes on their way back upstream
     size_t voided;    // handles whose block was given back by address or is lost
     size_t lost_cuts; // cuts between blocks of segments that are lost
@@ -62,6 +63,7 @@ struct gm_pool {
 
     int device;
     size_t segment_unit; // what is asked of upstream is a multiple of it
+    size_t growth_step;  // what is taken ahead of requests at the least; 0: nothing is
     gm_upstream upstream;
     void *user;
     gm_pool_link link;
@@ -296,6 +298,19 @@ void gm_pool_hand_out_locked(gm_pool *pool, gm_block *block, const gm_request *r
 /* GM_OK, GM_ERR_INVALID_VALUE or GM_ERR_TOO_LARGE. */
 gm_status gm_request_check(const gm_request *request);
 
+/* ---- gm_grow.c ---- */
+
+/* The most that upstream can give at once, as far as growth wants to know; SIZE_MAX
+ * where it does not, or nobody does. Asks upstream, so without the lock. */
+size_t gm_grow_room(const gm_pool *pool);
+
+/* How many bytes to ask upstream for where `rounded` are requested and upstream has
+ * `room`. */
+size_t gm_grow_segment_locked(gm_pool *pool,
+                              const gm_request *request,
+                              size_t rounded,
+                              size_t room);
+
 /* ---- gm_miss.c ---- */
 
 /* One attempt to serve the request: from the cache, or else by a new segment. GM_OK;
@@ -306,6 +321,9 @@ gm_status gm_pool_attempt(gm_pool *pool,
                           const gm_request *request,
                           const gm_rescue *rescue,
                           gm_block **out);
+
+/* One more of `*counter`, one of the pool's. Takes the lock itself. */
+void gm_pool_count(gm_pool *pool, size_t *counter);
 
 /* Whether an attempt failed for want of memory. */
 static inline bool

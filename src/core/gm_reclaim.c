@@ -143,8 +143,8 @@ enum {
     ATTEMPTS = 64, // and to try again after something was freed
 };
 
-static void
-pool_count(gm_pool *pool, size_t *counter)
+void
+gm_pool_count(gm_pool *pool, size_t *counter)
 {
     gm_pool_lock(pool);
     (*counter)++;
@@ -186,7 +186,7 @@ pool_attempt_all(gm_pool *pool,
             stage++;
             continue;
         }
-        pool_count(pool, &pool->stats.retries);
+        gm_pool_count(pool, &pool->stats.retries);
         status = gm_pool_attempt(pool, request, rescue, out);
         attempts++;
         if (stage == RECLAIM_GARBAGE) {
@@ -238,7 +238,7 @@ pool_ask_user(gm_pool *pool,
         case GM_ANSWER_FAILED:
             return GM_ERR_CALLBACK;
         case GM_ANSWER_RETRY:
-            pool_count(pool, &pool->stats.retries);
+            gm_pool_count(pool, &pool->stats.retries);
             status = pool_attempt_settled(pool, request, rescue, out);
         }
     }
@@ -269,7 +269,7 @@ gm_pool_malloc_slow(gm_pool *pool,
         status = pool_ask_user(pool, request, rescue, status, out);
     }
     if (gm_is_shortage(status)) {
-        pool_count(pool, &pool->stats.out_of_memory);
+        gm_pool_count(pool, &pool->stats.out_of_memory);
     }
     return status;
 }

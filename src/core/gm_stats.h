@@ -53,7 +53,7 @@
     X(upstream_frees, "times memory went back upstream")                               \
     X(lost_segments, "ranges that went with a reset of their device")                  \
     X(lost_bytes, "bytes of these")                                                    \
-    X(retries, "attempts repeated after something was reclaimed")                      \
+    X(retries, "attempts repeated, with something reclaimed or for less")              \
     X(out_of_memory, "requests that failed for want of memory")                        \
     X(deferred_frees, "frees postponed because the lock was busy")
 

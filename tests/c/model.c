@@ -10,6 +10,7 @@
 #include <string.h>
 
 #define UNIT 512
+#define GRAIN ((size_t)2 << 20)
 
 typedef struct model_block {
     size_t offset;
@@ -146,10 +147,45 @@ limit_allows(const model *m, size_t rounded)
     return m->limit == 0 || model_sum(m).total + rounded <= m->limit;
 }
 
+static size_t
+smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* How large a segment for a request that is allowed: with growth, an eighth of what the
+ * stream has then more, or a step; but no more than leaves as much cached as in use, or
+ * a step a stream; nor than half of what the limit leaves. Whole 2 MiB from there on.
+ */
+static size_t
+segment_size(const model *m, size_t rounded, uint64_t key)
+{
+    model_sums sums = model_sum(m);
+    size_t cached = sums.total - sums.used;
+    size_t of_key = rounded;
+    size_t most, more;
+
+    for (size_t i = 0; i < m->segment_count; i++) {
+        of_key += m->segments[i].key == key ? m->segments[i].size : 0;
+    }
+    most = larger(sums.used + rounded, m->step * (sums.keys + (of_key == rounded)));
+    more = larger(m->step, of_key / 8);
+    more = smaller(more, most > cached ? most - cached : 0);
+    if (m->limit > 0) {
+        more = smaller(more, (m->limit - sums.total - rounded) / 2);
+    }
+    if (m->step == 0 || more == 0) {
+        return rounded;
+    }
+    more += rounded;
+    return larger(rounded,
+                  more / (more < GRAIN ? UNIT : GRAIN) * (more < GRAIN ? UNIT : GRAIN));
+}
+
 static bool
 add_segment(model *m, size_t rounded, uint64_t key)
 {
-    model_segment s = {.serial = m->next_serial, .key = key, .size = rounded};
+    model_segment s = {.serial = m->next_serial, .key = key};
 
     if (!limit_allows(m, rounded)) {
         // Nothing is reclaimed for what would not fit an empty pool.
@@ -159,11 +195,12 @@ add_segment(model *m, size_t rounded, uint64_t key)
             return false;
         }
     }
-    insert_block(&s, 0, (model_block){.size = rounded});
+    s.size = segment_size(m, rounded, key);
+    insert_block(&s, 0, (model_block){.size = s.size});
     m->segments = resize(m->segments, m->segment_count + 1, sizeof *m->segments);
     m->segments[m->segment_count++] = s;
     m->next_serial++;
-    m->upstream_allocated += rounded;
+    m->upstream_allocated += s.size;
     return true;
 }
 

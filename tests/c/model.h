@@ -17,6 +17,7 @@ typedef struct model_segment model_segment;
 
 typedef struct model {
     size_t limit; // 0 for none
+    size_t step;  // of growth, 0 for none
     model_segment *segments;
     size_t segment_count;
     uint64_t next_serial;

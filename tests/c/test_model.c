@@ -207,7 +207,12 @@ step(race *r, size_t wanted_live)
 }
 
 static void
-run_race(uint64_t seed, size_t wanted_live, size_t steps, bool thorough, unsigned rests)
+run_grown_race(uint64_t seed,
+               size_t growth_step,
+               size_t wanted_live,
+               size_t steps,
+               bool thorough,
+               unsigned rests)
 {
     static race r;
 
@@ -215,6 +220,8 @@ run_race(uint64_t seed, size_t wanted_live, size_t steps, bool thorough, unsigne
     r = (race){.d = {seed}, .thorough = thorough, .rests = rests};
     ledger_init(&r.books);
     r.pool = ledger_pool(&r.books, 0);
+    r.model.step = growth_step;
+    gm_pool_set_growth(r.pool, growth_step);
     for (size_t i = 0; i < steps; i++) {
         step(&r, wanted_live);
     }
@@ -226,6 +233,12 @@ run_race(uint64_t seed, size_t wanted_live, size_t steps, bool thorough, unsigne
     gm_pool_close(r.pool);
     model_fini(&r.model);
     ledger_fini(&r.books);
+}
+
+static void
+run_race(uint64_t seed, size_t wanted_live, size_t steps, bool thorough, unsigned rests)
+{
+    run_grown_race(seed, 0, wanted_live, steps, thorough, rests);
 }
 
 TEST(model_long_runs_agree)
@@ -256,5 +269,18 @@ TEST(model_runs_seldom_looked_at_agree)
     }
     for (uint64_t seed = 304; seed < 324; seed++) {
         run_race(seed, 6, 5000 / (size_t)harness_slowness(), true, 5);
+    }
+}
+
+/* Steps from less than most requests to more than most of what is in use. */
+TEST(model_runs_with_growth_agree)
+{
+    for (uint64_t seed = 400; seed < 420; seed++) {
+        size_t growth_step = UNITS(1) << (seed - 400);
+
+        run_grown_race(seed, growth_step, 8, 5000 / (size_t)harness_slowness(), true,
+                       0);
+        run_grown_race(seed, growth_step, 150, 5000 / (size_t)harness_slowness(), false,
+                       5);
     }
 }
