@@ -109,7 +109,11 @@ class PoolKind:
 
 
 # Those are measured that this version's MemoryPool has the arguments for.
-_POOL_KINDS = (PoolKind("gpumem", {}), PoolKind("gpumem, growth", {"growth": True}))
+_POOL_KINDS = (
+    PoolKind("gpumem", {}),
+    PoolKind("gpumem, growth", {"growth": True}),
+    PoolKind("gpumem, growth of 2 GiB", {"growth": 2 << 30}),
+)
 
 
 def pool_kinds() -> list[PoolKind]:

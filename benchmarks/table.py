@@ -104,18 +104,23 @@ def _threads(rows: Rows) -> str | None:
     return f"{found[0].extra['over_one_thread']:.2f}x" if found else None
 
 
-def _growth(rows: Rows) -> str | None:
-    theirs = {row.case: row for row in _found(rows, "cupy", "")}
-    pairs = [
-        (row, theirs[row.case])
-        for row in _found(rows, "gpumem, growth", "")
-        if row.case in theirs
-    ]
-    if not pairs:
-        return None
-    calls = max(a.extra["upstream_calls"] / b.extra["upstream_calls"] for a, b in pairs)
-    spent = max((a.median or 0) / (b.median or 1) for a, b in pairs)
-    return f"{calls:.2f} of the calls, {spent:.2f} of the time, at most"
+def _growth(who: str) -> Callable[[Rows], str | None]:
+    def tell(rows: Rows) -> str | None:
+        theirs = {row.case: row for row in _found(rows, "cupy", "")}
+        pairs = [
+            (row, theirs[row.case])
+            for row in _found(rows, who, "")
+            if row.case in theirs
+        ]
+        if not pairs:
+            return None
+        calls = max(
+            a.extra["upstream_calls"] / b.extra["upstream_calls"] for a, b in pairs
+        )
+        spent = max((a.median or 0) / (b.median or 1) for a, b in pairs)
+        return f"{calls:.2f} of the calls, {spent:.2f} of the time, at most"
+
+    return tell
 
 
 def _tail(rows: Rows) -> str | None:
@@ -180,8 +185,14 @@ LINES = (
         *("b7", "5x or more", _threads, "free-threaded"),
     ),
     Line(
-        "recorded traces from nothing, with `growth`: of what CuPy's pool takes",
-        *("b8", "0.10 of the calls, 0.50 of the time", _growth),
+        "recorded traces from nothing, with `growth=True`: of what CuPy's pool takes",
+        *("b8", "0.10 of the calls, 0.50 of the time", _growth("gpumem, growth")),
+    ),
+    Line(
+        "the same with `growth=2 << 30`",
+        "b8",
+        "0.10 of the calls, 0.50 of the time",
+        _growth("gpumem, growth of 2 GiB"),
     ),
     Line("recorded traces in C, warm: p99.9 over p50", "b10", "8x or less", _tail),
     Line(

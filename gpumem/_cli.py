@@ -25,7 +25,7 @@ from typing import Any, TextIO
 import gpumem
 from gpumem import _replay
 from gpumem._config import config
-from gpumem._core import _LIMIT_FORMS
+from gpumem._core import _LIMIT_FORMS, _SIZE_FORMS, _parse_size
 from gpumem._trace import Trace, TraceError, read_trace
 from gpumem._units import format_bytes, parse_limit
 
@@ -174,6 +174,13 @@ def _add_replay_arguments(replay: argparse.ArgumentParser) -> None:
         help=f"limit of the pool: {_LIMIT_FORMS}; 0 is none".replace("%", "%%"),
     )
     replay.add_argument(
+        "--growth",
+        type=_growth,
+        metavar="on|SIZE",
+        help="growth of the pool: on, or the least that it takes ahead of requests, "
+        f"{_SIZE_FORMS}",
+    )
+    replay.add_argument(
         "--verify",
         action="store_true",
         help="one more pass, untimed: no two live blocks overlap, and bytes written at "
@@ -207,12 +214,24 @@ def _limit(text: str) -> dict[str, int | float]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _growth(text: str) -> dict[str, bool | int]:
+    """The argument of MemoryPool that `text` means."""
+    if text == "on":
+        return {"growth": True}
+    try:
+        return {"growth": _parse_size(text)}
+    except (ValueError, OverflowError) as error:
+        raise argparse.ArgumentTypeError(f"{error}; or on") from error
+
+
 # ---- replay ----
 
 
 def _run_replay(args: argparse.Namespace) -> int:
     if args.pool == "raw" and args.limit is not None:
         args.usage_error("--limit needs a pool; --pool raw has none")
+    if args.pool == "raw" and args.growth is not None:
+        args.usage_error("--growth needs a pool; --pool raw has none")
     if args.pool == "raw" and args.placements is not None:
         args.usage_error("--placements needs a pool; --pool raw has no segments")
     trace = read_trace(args.trace)
@@ -222,6 +241,8 @@ def _run_replay(args: argparse.Namespace) -> int:
         report = _replay.replay(
             trace, _new_pool(args), passes=args.repeat, progress=progress
         )
+        if args.growth is not None:
+            report.pool = "pool with growth"
         if report.completed and args.verify:
             _replay.verify(trace, _new_pool(args), progress=progress)
             notes.append("verified: no overlap, contents kept, all given back")
@@ -257,7 +278,7 @@ def _new_pool(args: argparse.Namespace) -> gpumem.MemoryPool | None:
     """An empty pool as the command line wants it, None for none."""
     if args.pool == "raw":
         return None
-    pool = gpumem.MemoryPool()
+    pool = gpumem.MemoryPool(**(args.growth or {}))
     try:
         pool.get_limit()  # what the environment says
     except ValueError as error:

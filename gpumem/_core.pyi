@@ -408,14 +408,18 @@ class _BasePool:
 
 @disjoint_base
 class MemoryPool(_BasePool):
-    def __init__(self, allocator: _Allocator | None = None) -> None: ...
+    def __init__(
+        self, allocator: _Allocator | None = None, *, growth: SupportsIndex = False
+    ) -> None: ...
     def malloc(
         self, size: SupportsIndex, *, device: SupportsIndex | None = None
     ) -> MemoryPointer: ...
 
 @disjoint_base
 class SingleDeviceMemoryPool(_BasePool):
-    def __init__(self, allocator: _Allocator | None = None) -> None: ...
+    def __init__(
+        self, allocator: _Allocator | None = None, *, growth: SupportsIndex = False
+    ) -> None: ...
     def malloc(
         self, size: SupportsIndex, *, device: SupportsIndex | None = None
     ) -> MemoryPointer: ...

@@ -9,6 +9,12 @@ it came from. When nothing fits, a new segment of exactly the rounded size is ma
 segments are numbered from 0 in the order they are made. If that would exceed the limit,
 all segments with no live block go back first, whatever their stream.
 
+With growth the new segment is larger than the request: by an eighth of what the stream
+has then, or by the growth, whichever is more; but by no more than leaves as much free
+as used, or the growth once for each stream that has a segment, whichever is more; and
+by no more than fills half the limit. It is cut to whole 2 MiB, or below that to whole
+512 bytes, but not below the request. There is always memory on the device.
+
 It is written to be read against that paragraph, not to be fast; a sorted list makes it
 fast enough (some microseconds an event).
 """
@@ -17,6 +23,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 UNIT = 512
+GRAIN = 2 << 20
 
 
 def rounded(size):
@@ -59,8 +66,9 @@ class Block:
 class BestFitPool:
     """`malloc` gives a Block, `free` takes it back; the counters are plain sums."""
 
-    def __init__(self, limit=None):
+    def __init__(self, limit=None, growth=0):
         self.limit = limit
+        self.growth = growth
         self.used = self.total = self.peak_used = self.peak_total = 0
         self.hits = self.misses = self.upstream_frees = 0
         self._segments = {}  # serial -> Segment
@@ -121,14 +129,31 @@ class BestFitPool:
             self.release_idle()
             if self.total + size > self.limit:
                 raise OutOfMemory(size)
-        segment = Segment(self._next_serial, size, stream)
+        whole = self._grown(size, stream)
+        segment = Segment(self._next_serial, whole, stream)
         self._next_serial += 1
         self._segments[segment.serial] = segment
-        self.total += size
+        self.total += whole
         self.peak_total = max(self.peak_total, self.total)
-        block = Block(segment, 0, size, free=False)
+        block = Block(segment, 0, whole, free=False)
         segment.add(block)
         return block
+
+    def _grown(self, size, stream):
+        """The size of a new segment for a request of `size`."""
+        if not self.growth:
+            return size
+        streams = {stream}
+        held = size
+        for segment in self._segments.values():
+            streams.add(segment.stream)
+            held += segment.size if segment.stream == stream else 0
+        most = max(self.used + size, self.growth * len(streams))
+        lead = min(max(held // 8, self.growth), most - (self.total - self.used))
+        if self.limit is not None:
+            lead = min(lead, self.limit // 2 - self.total - size)
+        whole = size + lead
+        return max(size, whole - whole % (UNIT if whole < GRAIN else GRAIN))
 
     def _cut(self, block, size):
         """Shortens `block` to `size`; the rest becomes a free block."""
@@ -155,10 +180,10 @@ class BestFitPool:
         del free[at]
 
 
-def replay(trace, limit=None):
+def replay(trace, limit=None, growth=0):
     """Replays `trace` (of gpumem._trace); the pool afterwards, with every block freed,
     and (id, serial, offset) of each allocation."""
-    pool = BestFitPool(limit)
+    pool = BestFitPool(limit, growth)
     places = []
     live = {}
     events = zip(trace.allocates, trace.ids, trace.sizes, trace.streams, strict=True)

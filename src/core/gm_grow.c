@@ -15,11 +15,12 @@
  *     step for each stream that holds memory, whichever is more. So growth alone never
  *     takes a pool past twice what it needs, and memory that was given back, of
  *     whichever stream, comes before more of it;
- *   - half of what limit and upstream have left besides the request: so growth ends
- *     before either is full, and takes no request's place.
+ *   - what fills half of the pool's reach, which is its limit or, where that is less,
+ *     what it holds and upstream has room for. A lead that is left over in the end is
+ *     too small for somebody, and where memory is short that would be a request that
+ *     fails for growth's sake; so from there on each gets what it needs.
  *
- * In whole grains as far as that is less than it was, since drivers back memory by
- * large pages.
+ * The segment is cut to whole grains, since drivers back memory by large pages.
  *
  * The bound counts the leads that are on their way, so that it holds whatever threads
  * do. It is about the moment at which a segment is taken: what a program gives back
@@ -48,7 +49,7 @@ void
 gm_pool_set_growth(gm_pool *pool, size_t step)
 {
     GM_ASSERT(pool->stats.misses == 0);
-    pool->growth_step = step < GM_SIZE_MAX ? step : GM_SIZE_MAX;
+    pool->growth_step = step;
 }
 
 static size_t
@@ -96,13 +97,14 @@ lead_locked(gm_pool *pool, const gm_request *request, size_t rounded, size_t roo
 {
     const gm_arena *arena = gm_arena_find(&pool->arenas, request->key);
     size_t held = pool->stats.total_bytes + pool->reserving + pool->releasing;
+    size_t reach = room < GM_SIZE_MAX - held ? held + room : GM_SIZE_MAX;
     size_t limit = pool->stats.limit_bytes;
     size_t share = ((arena ? arena->bytes : 0) + rounded) / SHARE;
     size_t lead = share > pool->growth_step ? share : pool->growth_step;
 
+    reach = limit ? least(reach, limit) : reach;
     lead = least(lead, bound_locked(pool, arena, rounded));
-    lead = least(lead, beyond(room, rounded) / 2);
-    return limit ? least(lead, beyond(beyond(limit, held), rounded) / 2) : lead;
+    return least(lead, beyond(reach / 2, held + rounded));
 }
 
 size_t
@@ -121,5 +123,5 @@ gm_grow_segment_locked(gm_pool *pool,
     }
     bytes = rounded + lead_locked(pool, request, rounded, room);
     bytes -= bytes % (bytes < GRAIN ? GM_UNIT : GRAIN);
-    return bytes > rounded && bytes <= GM_SIZE_MAX ? bytes : rounded;
+    return bytes > rounded ? bytes : rounded;
 }

@@ -61,11 +61,11 @@ void gm_pool_set_segment_unit(gm_pool *pool, size_t unit);
 /* Has the pool take memory ahead of requests, so that starting cold it asks upstream
  * rarely: a segment is larger than its request by an eighth of what the stream holds,
  * or by `step` bytes where that is more. Bound: with it no more is cached than is in
- * use, or than `step` bytes for each stream that holds memory where that is more. Nor
- * is it more than half of what the limit and upstream have left besides the request;
- * where upstream refuses it all the same, the request alone is asked for, which counts
- * as a retry. 0, none of this, unless called, which is before the first request; a pool
- * has growth or a segment unit, not both. */
+ * use, or than `step` bytes for each stream that holds memory where that is more. It
+ * fills no more than half of the limit, nor of what the pool holds and upstream has
+ * room for; where upstream refuses it all the same, the request alone is asked for,
+ * which counts as a retry. 0, none of this, unless called, which is before the first
+ * request; a pool has growth or a segment unit, not both. */
 void gm_pool_set_growth(gm_pool *pool, size_t step);
 
 /* One word for whoever owns the pool; the core does not look at it. */

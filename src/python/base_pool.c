@@ -102,6 +102,13 @@ gmpy_as_base_allocator(gmpy_state *st, PyObject *arg, PyObject **out)
     return 0;
 }
 
+int
+gmpy_as_growth(PyObject *arg, size_t *out)
+{
+    *out = arg == Py_True ? GM_GROWTH_STEP : 0;
+    return !arg || PyBool_Check(arg) ? 0 : gmpy_as_size(arg, "growth", out);
+}
+
 /* ---- trimming ---- */
 
 /* Gives idle memory back, of one stream or with NULL of all. 0 or -1. */

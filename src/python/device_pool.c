@@ -17,7 +17,7 @@
 
 PyDoc_STRVAR(
     device_pool_doc,
-    "SingleDeviceMemoryPool(allocator=None)\n"
+    "SingleDeviceMemoryPool(allocator=None, *, growth=False)\n"
     "--\n"
     "\n"
     "A memory pool on the device that is current when it is made.\n"
@@ -28,9 +28,12 @@ PyDoc_STRVAR(
     "Args:\n"
     "    allocator (callable): what it takes memory from: called with a size in\n"
     "        bytes, returns a MemoryPointer. The device's plain memory if None.\n"
+    "    growth (bool or int): how far memory is taken ahead of requests, as in\n"
+    "        MemoryPool: False, True, or at least so many bytes.\n"
     "\n"
     "Raises:\n"
-    "    TypeError: allocator is not callable.");
+    "    TypeError: allocator is not callable, or growth not an integer.\n"
+    "    OverflowError: growth is negative or above 2**64-1.");
 
 /* 1 where a `device` argument names the device that the pool is on, else -1. */
 static int
@@ -94,7 +97,7 @@ gmpy_device_pool_alloc(PyTypeObject *type,
 /* Where another thread was first, the pool made here is given up again: asking for the
  * limit lets other threads run. */
 int
-gmpy_device_pool_open(gmpy_device_pool *self, int device, PyObject *callable)
+gmpy_device_pool_open(gmpy_device_pool *self, int device, const gmpy_pool_setup *setup)
 {
     PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &gmpy_module_def);
     size_t limit = 0;
@@ -103,9 +106,10 @@ gmpy_device_pool_open(gmpy_device_pool *self, int device, PyObject *callable)
 
     if (!module ||
         (device >= 0 && gmpy_default_limit(self->any.st, device, &limit) < 0) ||
-        gmpy_pool_new(self->any.st, module, device, callable, &pool) < 0) {
+        gmpy_pool_new(self->any.st, module, device, setup->callable, &pool) < 0) {
         return -1;
     }
+    gm_pool_set_growth(pool, setup->growth);
     (void)gm_pool_set_limit(pool, limit); // not forked: it was just made
     Py_BEGIN_CRITICAL_SECTION(self);
     first = self->device == GMPY_DEVICE_UNSET;
@@ -124,12 +128,12 @@ gmpy_device_pool_open(gmpy_device_pool *self, int device, PyObject *callable)
 }
 
 PyObject *
-gmpy_device_pool_new(gmpy_state *st, int device, PyObject *callable)
+gmpy_device_pool_new(gmpy_state *st, int device, const gmpy_pool_setup *setup)
 {
     PyObject *self =
         gmpy_device_pool_alloc(gmpy_type(st->SingleDeviceMemoryPoolType), NULL, NULL);
 
-    if (self && gmpy_device_pool_open((gmpy_device_pool *)self, device, callable) < 0) {
+    if (self && gmpy_device_pool_open((gmpy_device_pool *)self, device, setup) < 0) {
         Py_CLEAR(self);
     }
     return self;
@@ -139,15 +143,16 @@ static int
 device_pool_init(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     static const gmpy_signature signature = {
-        "SingleDeviceMemoryPool", 1, 0, 1, {"allocator"}};
+        "SingleDeviceMemoryPool", 2, 0, 1, {"allocator", "growth"}};
     gmpy_device_pool *self = (gmpy_device_pool *)op;
     gmpy_state *st = self->any.st;
-    PyObject *given[1];
-    PyObject *callable;
+    PyObject *given[2];
+    gmpy_pool_setup setup;
     int device;
 
     if (gmpy_unpack_init(&signature, args, kwargs, given) < 0 ||
-        gmpy_as_base_allocator(st, given[0], &callable) < 0 || !gmpy_backend(st)) {
+        gmpy_as_base_allocator(st, given[0], &setup.callable) < 0 ||
+        gmpy_as_growth(given[1], &setup.growth) < 0 || !gmpy_backend(st)) {
         return -1;
     }
     if (self->device != GMPY_DEVICE_UNSET) {
@@ -156,7 +161,7 @@ device_pool_init(PyObject *op, PyObject *args, PyObject *kwargs)
         return -1;
     }
     device = gmpy_current_device(st);
-    return device < 0 ? -1 : gmpy_device_pool_open(self, device, callable);
+    return device < 0 ? -1 : gmpy_device_pool_open(self, device, &setup);
 }
 
 int

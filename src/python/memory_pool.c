@@ -19,6 +19,7 @@
 typedef struct memory_pool {
     gmpy_any_pool any;
     PyObject *allocator; // base allocator, NULL for plain device memory
+    size_t growth;       // of the pools, for gm_pool_set_growth
     PyObject **pools;    // a SingleDeviceMemoryPool a device, NULL where not made
     int device_count;    // their number, 0 until first use
     bool ready;          // initialized, and not cleared by the collector
@@ -28,7 +29,7 @@ typedef struct memory_pool {
 
 PyDoc_STRVAR(
     memory_pool_doc,
-    "MemoryPool(allocator=None)\n"
+    "MemoryPool(allocator=None, *, growth=False)\n"
     "--\n"
     "\n"
     "A memory pool for all devices.\n"
@@ -44,9 +45,21 @@ PyDoc_STRVAR(
     "Args:\n"
     "    allocator (callable): what it takes memory from: called with a size in\n"
     "        bytes, returns a MemoryPointer. The device's plain memory if None.\n"
+    "    growth (bool or int): True takes memory ahead of requests, so that a\n"
+    "        pool that starts cold asks the device rarely; a number of bytes is\n"
+    "        the least that it is to be ahead, 64 MiB for True. False takes exactly\n"
+    "        what requests need.\n"
+    "\n"
+    "With growth, what is taken is larger than the request by an eighth of what\n"
+    "its stream holds, or by those bytes where that is more. Bound: no more is\n"
+    "cached then than is in use, or than those bytes for each stream that holds\n"
+    "memory, whichever is more. Growth fills no more than half of the limit, nor of\n"
+    "what the pool holds and the device has free; from there on, and where the\n"
+    "device refuses more, requests get what they need.\n"
     "\n"
     "Raises:\n"
-    "    TypeError: allocator is not callable.");
+    "    TypeError: allocator is not callable, or growth not an integer.\n"
+    "    OverflowError: growth is negative or above 2**64-1.");
 
 /* ---- the pool of a device ---- */
 
@@ -62,6 +75,7 @@ memory_pool_native(const memory_pool *self, int device)
 static int
 memory_pool_make(memory_pool *self, int device)
 {
+    const gmpy_pool_setup setup = {self->allocator, self->growth};
     gmpy_state *st = self->any.st;
     PyObject *pool;
 
@@ -73,7 +87,7 @@ memory_pool_make(memory_pool *self, int device)
         }
         self->device_count = st->device_count;
     }
-    pool = gmpy_device_pool_new(st, device, self->allocator);
+    pool = gmpy_device_pool_new(st, device, &setup);
     if (!pool) {
         return -1;
     }
@@ -159,20 +173,24 @@ memory_pool_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUS
 static int
 memory_pool_init(PyObject *op, PyObject *args, PyObject *kwargs)
 {
-    static const gmpy_signature signature = {"MemoryPool", 1, 0, 1, {"allocator"}};
+    static const gmpy_signature signature = {
+        "MemoryPool", 2, 0, 1, {"allocator", "growth"}};
     memory_pool *self = (memory_pool *)op;
-    PyObject *given[1];
+    PyObject *given[2];
     PyObject *callable;
+    size_t growth;
     bool first;
 
     if (gmpy_unpack_init(&signature, args, kwargs, given) < 0 ||
-        gmpy_as_base_allocator(self->any.st, given[0], &callable) < 0) {
+        gmpy_as_base_allocator(self->any.st, given[0], &callable) < 0 ||
+        gmpy_as_growth(given[1], &growth) < 0) {
         return -1;
     }
     Py_BEGIN_CRITICAL_SECTION(op);
     first = !self->ready && !self->cleared;
     if (first) {
         self->allocator = Py_XNewRef(callable);
+        self->growth = growth;
         self->ready = true;
     }
     Py_END_CRITICAL_SECTION();

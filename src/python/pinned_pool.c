@@ -93,6 +93,7 @@ pinned_pool_init(PyObject *op, PyObject *args, PyObject *kwargs)
         "PinnedMemoryPool", 1, 0, 1, {"allocator"}};
     gmpy_device_pool *self = (gmpy_device_pool *)op;
     gmpy_state *st = self->any.st;
+    gmpy_pool_setup setup = {0};
     PyObject *given[1];
     PyObject *callable;
 
@@ -107,10 +108,10 @@ pinned_pool_init(PyObject *op, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_RuntimeError, "a PinnedMemoryPool is initialized once");
         return -1;
     }
-    if (callable == st->raw_malloc_pinned) {
-        callable = NULL;
+    if (callable != st->raw_malloc_pinned) {
+        setup.callable = callable;
     }
-    if (gmpy_device_pool_open(self, GMPY_DEVICE_HOST, callable) < 0) {
+    if (gmpy_device_pool_open(self, GMPY_DEVICE_HOST, &setup) < 0) {
         return -1;
     }
     gm_pool_set_segment_unit(self->pool, SEGMENT_UNIT);

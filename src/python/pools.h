@@ -52,6 +52,10 @@ PyObject *gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t siz
  * plain device memory. 0, or -1 with TypeError. */
 int gmpy_as_base_allocator(gmpy_state *st, PyObject *arg, PyObject **out);
 
+/* What a pool's `growth` argument means, for gm_pool_set_growth: false and NULL, not
+ * given, 0; true the core's step; else bytes. 0, or -1 with an exception. */
+int gmpy_as_growth(PyObject *arg, size_t *out);
+
 /* ---- pool_stats.c ---- */
 
 /* The methods of both pool types that only ask; for each there is a function
@@ -95,17 +99,25 @@ typedef struct gmpy_device_pool {
     PyObject *weakrefs;
 } gmpy_device_pool;
 
+/* What a native pool is made of: the callable that it takes memory from, NULL for the
+ * plain kind; and its growth, for gm_pool_set_growth. */
+typedef struct gmpy_pool_setup {
+    PyObject *callable;
+    size_t growth;
+} gmpy_pool_setup;
+
 /* The life of an object that begins like that, for each type of which one does. What
  * has not been opened yet has no pool. */
 PyObject *gmpy_device_pool_alloc(PyTypeObject *type, PyObject *args, PyObject *kwargs);
-int gmpy_device_pool_open(gmpy_device_pool *self, int device, PyObject *callable);
+int
+gmpy_device_pool_open(gmpy_device_pool *self, int device, const gmpy_pool_setup *setup);
 int gmpy_device_pool_traverse(PyObject *self, visitproc visit, void *arg);
 int gmpy_device_pool_clear(PyObject *self);
 void gmpy_device_pool_dealloc(PyObject *self);
 
-/* A SingleDeviceMemoryPool on `device`: new reference. `callable` NULL: plain memory.
- */
-PyObject *gmpy_device_pool_new(gmpy_state *st, int device, PyObject *callable);
+/* A SingleDeviceMemoryPool on `device`: new reference. */
+PyObject *
+gmpy_device_pool_new(gmpy_state *st, int device, const gmpy_pool_setup *setup);
 
 /* True for the bound malloc of a MemoryPool; *pool is that pool, borrowed. */
 bool gmpy_is_pool_malloc(gmpy_state *st, PyObject *callable, PyObject **pool);

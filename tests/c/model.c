@@ -155,8 +155,7 @@ smaller(size_t a, size_t b)
 
 /* How large a segment for a request that is allowed: with growth, an eighth of what the
  * stream has then more, or a step; but no more than leaves as much cached as in use, or
- * a step a stream; nor than half of what the limit leaves. Whole 2 MiB from there on.
- */
+ * a step a stream; nor than fills half the limit. Whole 2 MiB from there on. */
 static size_t
 segment_size(const model *m, size_t rounded, uint64_t key)
 {
@@ -172,7 +171,9 @@ segment_size(const model *m, size_t rounded, uint64_t key)
     more = larger(m->step, of_key / 8);
     more = smaller(more, most > cached ? most - cached : 0);
     if (m->limit > 0) {
-        more = smaller(more, (m->limit - sums.total - rounded) / 2);
+        size_t after = sums.total + rounded;
+
+        more = smaller(more, m->limit / 2 > after ? m->limit / 2 - after : 0);
     }
     if (m->step == 0 || more == 0) {
         return rounded;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Growth: pools that take memory ahead of requests. How far ahead, what bounds that,
- * and that no request fails, and nothing is given back, for its sake. Sizes were worked
- * out by hand; test_model.c has growth at random.
+ * and that nothing is given back for its sake. Sizes were worked out by hand;
+ * test_model.c has growth at random.
  */
 #include "holding.h"
 #include "ledger.h"
@@ -213,33 +213,49 @@ TEST(grow_counts_what_is_on_its_way)
 
 /* ---- what there is room for ---- */
 
-TEST(grow_takes_half_of_what_the_limit_leaves)
+TEST(grow_fills_half_of_the_limit)
 {
     bench b;
 
     bench_init(&b, UNITS(8));
-    CHECK_EQ(gm_pool_set_limit(b.pool, UNITS(41)), GM_OK);
-    CHECK_EQ(grown_for(&b, UNITS(21), 0), UNITS(21 + 8)); // half of 20 would be 10
-    CHECK_EQ(grown_for(&b, UNITS(9), 0), UNITS(9 + 1));   // half of 3
-    CHECK_EQ(grown_for(&b, UNITS(2), 1), UNITS(2));       // nothing is left
-    CHECK_EQ(stats_of(b.pool).total_bytes, UNITS(41));
+    CHECK_EQ(gm_pool_set_limit(b.pool, UNITS(63)), GM_OK);
+    CHECK_EQ(grown_for(&b, UNITS(10), 0), UNITS(10 + 8));
+    CHECK_EQ(grown_for(&b, UNITS(9), 1), UNITS(9 + 4)); // 31 of 31.5
+    CHECK_EQ(grown_for(&b, UNITS(20), 0), UNITS(20));   // what it needs
+    CHECK_EQ(grown_for(&b, UNITS(12), 0), UNITS(12));
+    CHECK_EQ(stats_of(b.pool).total_bytes, UNITS(63));
     CHECK_EQ(stats_of(b.pool).retries, 0);
     CHECK_EQ(b.books.gives, 0);
     bench_fini(&b);
 }
 
-TEST(grow_takes_half_of_what_upstream_has_left)
+TEST(grow_fills_half_of_what_upstream_has_and_gave)
 {
     bench b;
 
     bench_init(&b, UNITS(100));
-    b.room = UNITS(25);
-    CHECK_EQ(grown_for(&b, UNITS(4), 0), UNITS(4 + 10));
-    b.room = UNITS(11);
-    CHECK_EQ(grown_for(&b, UNITS(11), 0), UNITS(11));
+    b.room = UNITS(30);
+    CHECK_EQ(grown_for(&b, UNITS(4), 0), UNITS(4 + 11));
+    b.room = UNITS(41);
+    CHECK_EQ(grown_for(&b, UNITS(12), 0), UNITS(12 + 1)); // 28 of 15 + 41
+    b.room = UNITS(28);
+    CHECK_EQ(grown_for(&b, UNITS(13), 0), UNITS(13));
     b.room = 0; // upstream may be wrong
-    CHECK_EQ(grown_for(&b, UNITS(12), 0), UNITS(12));
+    CHECK_EQ(grown_for(&b, UNITS(14), 0), UNITS(14));
     CHECK_EQ(stats_of(b.pool).retries, 0);
+    bench_fini(&b);
+}
+
+TEST(grow_goes_by_whichever_is_less)
+{
+    bench b;
+
+    bench_init(&b, UNITS(100));
+    CHECK_EQ(gm_pool_set_limit(b.pool, UNITS(30)), GM_OK);
+    b.room = UNITS(20);
+    CHECK_EQ(grown_for(&b, UNITS(4), 0), UNITS(4 + 6));
+    b.room = UNITS(40);
+    CHECK_EQ(grown_for(&b, UNITS(7), 1), UNITS(7)); // 10 + 7 are over half of 30
     bench_fini(&b);
 }
 
@@ -330,7 +346,7 @@ TEST(grow_by_more_than_there_can_be)
     bench b;
 
     bench_init(&b, SIZE_MAX);
-    CHECK_EQ(grown_for(&b, 1, 0), UNITS(1)); // the sum is no size
+    CHECK_EQ(grown_for(&b, 1, 0), GM_SIZE_MAX / 2 / (2 * MIB) * (2 * MIB));
     bench_fini(&b);
     bench_init(&b, GM_SIZE_MAX / 2);
     b.books.capacity = MIB;
