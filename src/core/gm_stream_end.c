@@ -127,7 +127,6 @@ end_in_pool(gm_pool *pool, void *context)
     note = gm_note_new(GM_NOTE_ARENA);
     use = gm_use_new(e->by);
     if (gm_mark_record(pool, e->by, &mark) != GM_OK) {
-        mark = NULL;
         /* Where this fails as well, the device is lost and its memory with it. */
         (void)gm_backend_stream_synchronize(e->backend, e->by->stream);
     }
