@@ -63,7 +63,7 @@ static void
 release_all(site s)
 {
     (void)s;
-    (void)gm_pools_release_idle(0, GM_ERR_OUT_OF_MEMORY);
+    (void)gm_pools_release_idle(1, GM_ERR_OUT_OF_MEMORY); // has no pool
 }
 
 /* Whoever calls the core about a device sees them out, on whichever device they are. */
@@ -77,7 +77,7 @@ TEST(reclaim_sees_closed_pools_out)
         gm_pool *closed = NULL;
         holding h;
 
-        CHECK_EQ(gm_pool_new(1, gm_upstream_of_backend(s.sim), &closed), GM_OK);
+        CHECK_EQ(gm_pool_new(0, gm_upstream_of_backend(s.sim), &closed), GM_OK);
         h = take_bytes(closed, MIB);
         record(h, far);
         queue_write(s.sim, h, far);

@@ -196,6 +196,36 @@ TEST(pending_settle_all_marks_what_has_no_mark)
     close_site(s);
 }
 
+/* What stays pending was not waited for. */
+TEST(pending_settle_all_says_what_came_free)
+{
+    gm_backend *fault = NULL;
+    site s = open_site(64 * MIB);
+    gm_stream_use others[2] = {new_stream(s.sim, 0, true), new_stream(s.sim, 0, true)};
+    gm_pool *own = s.pool;
+    holding held[2];
+
+    CHECK_EQ(gm_backend_fault_open(s.sim, &fault), GM_OK);
+    CHECK_EQ(gm_pool_new(0, gm_upstream_of_backend(fault), &s.pool), GM_OK);
+    for (size_t i = 0; i < 2; i++) {
+        held[i] = take_bytes(s.pool, (i + 1) * MIB);
+        record(held[i], others[i]);
+        queue_write(s.sim, held[i], others[i]);
+    }
+    let_go(held[0]);
+    CHECK_EQ(gm_fault_plan(fault, "event_record", 1, 0, GM_DEVICE_ERROR(999)), GM_OK);
+    let_go(held[1]);
+    CHECK_EQ(gm_pool_settle_all(s.pool), MIB);
+    gm_fault_clear(fault);
+    CHECK_EQ(gm_pool_settle_all(s.pool), 2 * MIB);
+    end_stream(s.sim, others[0]);
+    end_stream(s.sim, others[1]);
+    gm_pool_close(s.pool);
+    gm_backend_close(fault);
+    s.pool = own;
+    close_site(s);
+}
+
 /* ---- a device that does as the test says ---- */
 
 static gm_backend *real;

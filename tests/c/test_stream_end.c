@@ -140,6 +140,26 @@ TEST(stream_end_while_something_is_recorded)
     close_site(s); // the device saw no dead handle
 }
 
+/* Known as somebody else's first, by whom nothing would have been announced: the mark
+ * it got then gives way to the last one. */
+TEST(stream_end_of_one_that_was_foreign)
+{
+    site s = open_site(64 * MIB);
+    gm_stream_use foreign = new_stream(s.sim, 0, false), own = foreign;
+    holding h = take_bytes(s.pool, MIB);
+
+    own.announced = true;
+    record(h, foreign);
+    queue_write(s.sim, h, foreign);
+    end_stream(s.sim, own);
+    check_pool(s.pool);
+    let_go(h);
+    CHECK_EQ(stats_of(s.pool).pending_bytes, MIB); // for the write as well
+    CHECK_EQ(gm_backend_device_synchronize(s.sim, 0), GM_OK);
+    CHECK_EQ(stats_of(s.pool).pending_bytes, 0);
+    close_site(s); // no event is left
+}
+
 /* Then it is waited for, and what it left is anybody's at once. */
 TEST(stream_end_that_cannot_be_marked)
 {
