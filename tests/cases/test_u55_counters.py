@@ -298,12 +298,12 @@ def walk_everywhere(seed, steps):
 
 
 @pytest.mark.sim_only
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_u55_every_counter_is_the_models_after_every_step(apart, seed):
     """Over three streams of each of two devices, with limits, faults, a hook, memory
     that several streams use, and graphs."""
-    apart(walk_everywhere, seed, STEPS, memory=str(MEMORY), devices=2, timeout=120)
+    apart(walk_everywhere, seed, STEPS, memory=str(MEMORY), devices=2, timeout=300)
 
 
 @pytest.mark.timeout(120)
