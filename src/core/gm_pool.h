@@ -112,6 +112,10 @@ typedef struct gm_rescue {
      * by `attempt` how often this request has asked, from 1. At most GM_ASKS times a
      * request. On the calling thread, no lock is held. NULL: there is nobody to ask. */
     gm_answer (*ask)(void *context, const gm_shortage *shortage);
+    /* Gives back to the device what somebody who is no pool of the core has idle there,
+     * and returns bytes. For want of the device's memory alone, beside what the other
+     * pools have idle. No lock is held. NULL: there is nobody. */
+    size_t (*trim)(void *context, int device);
     /* The stream that the memory is for. With it the request may get what another
      * stream has free, once the device is done with that. NULL: unknown. */
     const struct gm_stream_use *by;
@@ -121,7 +125,7 @@ typedef struct gm_rescue {
 
 /* The same with all means: waits for the lock, asks upstream, and on want of memory
  * (limit or device) waits for what is pending, gives back this pool's idle segments,
- * then those of the other pools on this device, borrows from another stream, collects
+ * then what others have idle on this device, borrows from another stream, collects
  * garbage, trying again after each, and again while other threads have memory on its
  * way to or from upstream; then it asks the user, and begins anew as long as told to.
  * GM_ERR_OUT_OF_MEMORY or GM_ERR_LIMIT when all that did not
@@ -184,7 +188,8 @@ void gm_pool_explain(gm_pool *pool,
 
 /* The same for a request outside of all pools. *s has the device, the sizes, and what
  * whoever made the request holds there: used_bytes, cached_bytes and total_bytes. Adds
- * the device, what the pools hold of it, and the cause. */
+ * the device, what the pools hold of it, and the cause. Device -1: page-locked memory,
+ * and its pools. */
 void gm_explain_outside(const gm_backend *backend, gm_status status, gm_shortage *s);
 
 /* The peaks begin anew, at what is held now. */

@@ -106,10 +106,23 @@ gm_pools_visit(void (*visit)(gm_pool *pool, void *context), void *context)
 typedef enum reclaim_stage {
     RECLAIM_PENDING,  // what waits for a stream: waits too
     RECLAIM_OWN,      // this pool's idle segments
-    RECLAIM_SIBLINGS, // those of the other pools on this device
+    RECLAIM_SIBLINGS, // those of the other pools on this device, and the driver's
     RECLAIM_LEND,     // a block that another stream has free
     RECLAIM_GARBAGE,  // what the collector can find, then the first three again
 } reclaim_stage;
+
+/* What is idle outside of this pool. */
+static size_t
+release_others(gm_pool *pool, gm_status why, const gm_rescue *rescue)
+{
+    size_t bytes = release_siblings(pool, pool->device, why == GM_ERR_LIMIT);
+
+    if (rescue && rescue->trim && why != GM_ERR_LIMIT && pool->device >= 0 &&
+        !gm_process_is_special()) {
+        bytes += rescue->trim(rescue->context, pool->device);
+    }
+    return bytes;
+}
 
 /* True when the stage may have freed something. A sibling's memory does not count
  * against this pool's limit, so giving it back does not help there, unless the sibling
@@ -123,7 +136,7 @@ reclaim(gm_pool *pool, reclaim_stage stage, gm_status why, const gm_rescue *resc
     case RECLAIM_OWN:
         return gm_pool_release_idle(pool) > 0;
     case RECLAIM_SIBLINGS:
-        return release_siblings(pool, pool->device, why == GM_ERR_LIMIT) > 0;
+        return release_others(pool, why, rescue) > 0;
     case RECLAIM_LEND: // frees nothing: see pool_attempt_all
         break;
     case RECLAIM_GARBAGE:
@@ -132,7 +145,7 @@ reclaim(gm_pool *pool, reclaim_stage stage, gm_status why, const gm_rescue *resc
         }
         (void)reclaim(pool, RECLAIM_PENDING, why, NULL); // garbage may have been live
         (void)reclaim(pool, RECLAIM_OWN, why, NULL);
-        (void)reclaim(pool, RECLAIM_SIBLINGS, why, NULL);
+        (void)reclaim(pool, RECLAIM_SIBLINGS, why, rescue);
         return true;
     }
     return false;

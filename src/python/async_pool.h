@@ -62,6 +62,11 @@ gm_status gmpy_async_pool_read(const gm_backend *backend,
                                gm_mem_pool pool,
                                gmpy_async_figures *out);
 
+/* Gives back what the driver's pool that `device` takes from has cached, after a wait
+ * for the device, so that what was freed in stream order goes too: bytes. Nothing where
+ * no MemoryAsyncPool was made. Needs no interpreter. */
+size_t gmpy_async_pools_trim(gmpy_state *st, int device);
+
 /* The methods that are about the pool of one device; for each there is a function
  * gmpy_async_pool_NAME and a text gmpy_async_pool_NAME_doc. */
 #define GMPY_ASYNC_POOL_METHODS(X)                                                     \

@@ -254,6 +254,7 @@ gmpy_async_pool_open(gmpy_async_pool *self, PyObject *pool_handles)
             gmpy_async_pool_read(st->backend, parts[0].pool, &figures) == GM_OK;
         self->parts = parts;
         parts = NULL;
+        __atomic_store_n(&st->async_pools, true, __ATOMIC_RELAXED);
     }
     PyMem_Free(parts);
     PyMem_Free(all);

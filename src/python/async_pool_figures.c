@@ -54,6 +54,25 @@ const char gmpy_async_pool_free_all_blocks_doc[] = PyDoc_STR(
     "    RuntimeError: the stream is gone.\n"
     "    CUDARuntimeError: the device refused.");
 
+size_t
+gmpy_async_pools_trim(gmpy_state *st, int device)
+{
+    const gm_backend *b = st->backend;
+    gmpy_async_figures before;
+    gmpy_async_figures after;
+    gm_mem_pool pool;
+
+    if (!__atomic_load_n(&st->async_pools, __ATOMIC_RELAXED) ||
+        gm_backend_mem_pool_get(b, device, false, &pool) != GM_OK ||
+        gmpy_async_pool_read(b, pool, &before) != GM_OK || before.reserved == 0 ||
+        gm_backend_device_synchronize(b, device) != GM_OK ||
+        gm_backend_mem_pool_trim(b, pool, 0) != GM_OK ||
+        gmpy_async_pool_read(b, pool, &after) != GM_OK) {
+        return 0;
+    }
+    return before.reserved > after.reserved ? before.reserved - after.reserved : 0;
+}
+
 /* Has the pool trimmed when the recording that is under way ends, since a wait would
  * spoil it. 1; 0 where none is; or -1. */
 static int

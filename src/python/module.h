@@ -93,6 +93,7 @@ typedef struct gmpy_state {
     uint64_t *lives;        // the number of each device's life as seen last
     bool settings_used;     // some thread has settings of its own (thread.c)
     bool process_hooked;    // process_hooks is not empty
+    bool async_pools;       // a MemoryAsyncPool was made
     int hook_holders;       // threads with memory hooks, and the process if it has
     gmpy_freelist pointers; // MemoryPointer objects for reuse
     gmpy_freelist handles;  // PooledMemory objects for reuse

@@ -12,6 +12,7 @@
  * Threading: a request is its thread's alone. The callback runs on that thread, with no
  * lock held.
  */
+#include "async_pool.h"
 #include "guard.h"
 #include "out_of_memory.h"
 #include "pools.h"
@@ -36,6 +37,15 @@ collect_garbage(void *context)
     gmpy_guards_settle(rescue->st, ran > 0);
     PyGILState_Release(gil);
     return ran > 0;
+}
+
+/* What MemoryAsyncPool has cached is the driver's pool's. */
+static size_t
+trim_driver(void *context, int device)
+{
+    const gmpy_rescue *rescue = context;
+
+    return gmpy_async_pools_trim(rescue->st, device);
 }
 
 static gm_answer
@@ -210,6 +220,7 @@ gmpy_pool_malloc_slow(gmpy_state *st,
     gm_rescue means = {
         .context = &rescue,
         .collect = collect_garbage,
+        .trim = trim_driver,
         .ask = rescue.callback ? ask_callback : NULL,
         .by = device < 0 ? NULL : &by,
     };

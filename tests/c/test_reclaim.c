@@ -15,7 +15,7 @@ enum {
 };
 
 /* Pools over one upstream of a given capacity, and a trace of what happened: `T` a
- * take, `G` a give, `C` a collection. */
+ * take, `G` a give, `D` the driver's trimming, `C` a collection. */
 typedef struct bench {
     ledger books;
     gm_pool *pool;
@@ -76,6 +76,18 @@ collect(void *context)
         b->garbage.block = NULL;
     }
     return b->collects;
+}
+
+static size_t
+trim(void *context, int device)
+{
+    bench *b = context;
+
+    CHECK_EQ(device, 0);
+    note(b, 'D');
+    check_unlocked(b->pool);
+    check_unlocked(b->sibling);
+    return 0;
 }
 
 static void
@@ -164,6 +176,42 @@ TEST(reclaim_siblings_second)
     check_trace(&b, "TGTGT");
     CHECK_EQ(stats_of(b.sibling).total_bytes, 0);
     CHECK_EQ(stats_of(b.pool).retries, 2);
+    let_go(h);
+    bench_fini(&b);
+}
+
+/* The driver's pools are asked with the siblings. */
+TEST(reclaim_has_the_driver_trim)
+{
+    bench b;
+    gm_request request = {.size = UNITS(4)};
+    gm_rescue rescue = {.context = &b, .collect = collect, .trim = trim};
+    gm_block *block;
+
+    bench_init(&b, UNITS(3));
+    let_go(take_bytes(b.pool, UNITS(2)));
+    let_go(take_bytes(b.sibling, UNITS(1)));
+    start_trace(&b);
+    CHECK_EQ(gm_pool_malloc_slow(b.pool, &request, &rescue, &block),
+             GM_ERR_OUT_OF_MEMORY);
+    check_trace(&b, "TGTGDTDCDTD");
+    bench_fini(&b);
+}
+
+TEST(reclaim_has_the_driver_trim_for_the_device_alone)
+{
+    bench b;
+    holding h;
+    gm_request request = {.size = UNITS(4)};
+    gm_rescue rescue = {.context = &b, .collect = collect, .trim = trim};
+    gm_block *block;
+
+    bench_init(&b, UNITS(8));
+    h = take_bytes(b.pool, UNITS(1));
+    CHECK_EQ(gm_pool_set_limit(b.pool, UNITS(4)), GM_OK);
+    start_trace(&b);
+    CHECK_EQ(gm_pool_malloc_slow(b.pool, &request, &rescue, &block), GM_ERR_LIMIT);
+    check_trace(&b, "C");
     let_go(h);
     bench_fini(&b);
 }
