@@ -355,8 +355,32 @@ except gpumem.CUDARuntimeError as error:
     (line,) = on_a_small_device(script, code)
     assert line == (
         "2 cudaErrorMemoryAllocation: out of memory (allocating device memory: "
-        f"{30 * MIB} bytes on device 0, which has {24 * MIB} of {64 * MIB} bytes free)"
+        f"{30 * MIB} bytes on device 0, which has {24 * MIB} of {64 * MIB} bytes free; "
+        "let go of memory, or ask for less)"
     )
+
+
+def test_so_does_every_other_kind_of_memory(script):
+    code = """
+pool = gpumem.MemoryPool()
+pool.malloc(40 * MIB)
+pinned = gpumem.PinnedMemoryPool()
+pinned.malloc(MIB)
+for make in (gpumem.malloc_async, gpumem.malloc_managed, gpumem.malloc_pinned):
+    try:
+        make(1 << 40)
+    except gpumem.CUDARuntimeError as error:
+        print(error.status, str(error).partition(": out of memory ")[2])
+"""
+    device = (
+        f"{1 << 40} bytes on device 0, which has {24 * MIB} of {64 * MIB} bytes free"
+    )
+    step = "bytes cached: free_all_blocks() gives back what is idle of them)"
+    assert on_a_small_device(script, code) == [
+        f"2 (allocating memory in stream order: {device}; pools have {40 * MIB} {step}",
+        f"2 (allocating managed memory: {device}; pools have {40 * MIB} {step}",
+        f"2 (allocating pinned memory: {1 << 40} bytes; pools have {MIB} {step}",
+    ]
 
 
 @pytest.mark.sim_only

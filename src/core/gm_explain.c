@@ -437,7 +437,7 @@ gm_explain_outside(const gm_backend *backend, gm_status status, gm_shortage *s)
     size_t device_total = 0;
 
     explain_siblings(NULL, s);
-    if (!gm_process_is_special() &&
+    if (s->device >= 0 && !gm_process_is_special() &&
         gm_backend_mem_info(backend, s->device, &device_free, &device_total) == GM_OK) {
         explain_device(s, device_free, device_total);
     }

@@ -13,6 +13,7 @@
  * them. The device calls run without the interpreter.
  */
 #include "module.h"
+#include "out_of_memory.h"
 
 #include "core/gm_capture.h" // gm_capture_postpone_free
 #include "core/gm_process.h" // gm_process_is_frozen
@@ -155,6 +156,9 @@ what(gm_mem_kind kind, bool freeing)
     if (kind == GM_MEM_PINNED || kind == GM_MEM_WRITE_COMBINED) {
         return freeing ? "freeing pinned memory" : "allocating pinned memory";
     }
+    if (kind == GM_MEM_MANAGED) {
+        return freeing ? "freeing managed memory" : "allocating managed memory";
+    }
     return freeing ? "freeing device memory" : "allocating device memory";
 }
 
@@ -185,31 +189,14 @@ owned_memory_release(gmpy_owned_memory *mem)
     }
 }
 
-/* Raises for an allocation that the device refused; of one that ran out also how much
- * it has. */
+/* Raises for an allocation that the device refused. */
 static void
 raise_refused(
     gmpy_state *st, gm_status status, gm_mem_kind kind, int device, size_t size)
 {
-    char text[192];
-    size_t free_bytes = 0;
-    size_t total_bytes = 0;
+    bool host = kind == GM_MEM_PINNED || kind == GM_MEM_WRITE_COMBINED;
 
-    if (status != GM_ERR_OUT_OF_MEMORY || kind != GM_MEM_DEVICE) {
-        gmpy_raise(st, status, what(kind, false));
-        return;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    if (gm_backend_mem_info(st->backend, device, &free_bytes, &total_bytes) != GM_OK) {
-        total_bytes = 0;
-    }
-    Py_END_ALLOW_THREADS
-    if (total_bytes) {
-        PyOS_snprintf(text, sizeof text,
-                      "%s: %zu bytes on device %d, which has %zu of %zu bytes free",
-                      what(kind, false), size, device, free_bytes, total_bytes);
-    }
-    gmpy_raise(st, status, total_bytes ? text : what(kind, false));
+    gmpy_raise_refused(st, status, what(kind, false), host ? -1 : device, size);
 }
 
 static int

@@ -18,6 +18,7 @@
  * Threading: as Memory (memory.c).
  */
 #include "memory_kinds.h"
+#include "out_of_memory.h"
 #include "stream.h"
 
 #include "core/gm_capture.h" // gm_capture_postpone_free
@@ -148,7 +149,8 @@ memory_async_open(memory_async *self,
         return -1;
     }
     if (status != GM_OK) {
-        gmpy_raise(st, status, "allocating memory in stream order");
+        gmpy_raise_refused(st, status, "allocating memory in stream order",
+                           self->device, size);
         return -1;
     }
     self->st = st;

@@ -41,6 +41,14 @@ gmpy_out_of_memory_new(gmpy_state *st, const gm_shortage *what, bool has_callbac
 /* Raises one. Always returns NULL. */
 PyObject *gmpy_raise_shortage(gmpy_state *st, const gm_shortage *what);
 
+/* ---- refused.c ---- */
+
+/* Raises for memory that was asked of the device without a pool; `what` names that, as
+ * for gmpy_raise. Where it ran out the text has the numbers, and what to do. `device`:
+ * -1 for page-locked memory, which is no device's. Always returns NULL. */
+PyObject *gmpy_raise_refused(
+    gmpy_state *st, gm_status status, const char *what, int device, size_t size);
+
 /* ---- rescue.c ---- */
 
 /* A request that the cache could not serve, while it is under way on its thread. */
