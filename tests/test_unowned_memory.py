@@ -216,3 +216,65 @@ def test_it_can_be_subclassed(owner):
     memory.name = "mine"
     assert (memory.name, memory.ptr) == ("mine", owner.ptr)
     assert "Named" in repr(MemoryPointer(memory, 0))
+
+
+# ---- plain host memory under another name ----
+
+
+def of_functions(address):
+    return gpumem.PythonFunctionAllocator(
+        lambda size, device: address, lambda address, device: None
+    )
+
+
+@pytest.mark.parametrize("suffix", ["", "_async"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda address: MemoryPointer(UnownedMemory(address, SIZE, None, 0), 0),
+        lambda address: of_functions(address).malloc(SIZE),
+        lambda address: MemoryPool(of_functions(address).malloc).malloc(SIZE),
+    ],
+    ids=["unowned", "of a function", "of a pool over a function"],
+)
+def test_plain_host_memory_can_be_copied(place, suffix):
+    """In every direction, as what it is and not as the device's."""
+    buffer = ctypes.create_string_buffer(bytes(range(256)) * 16, SIZE)
+    host, device = place(ctypes.addressof(buffer)), gpumem.malloc(SIZE)
+    out = ctypes.create_string_buffer(SIZE)
+    stream = gpumem.Stream.null
+
+    def copy(to, method, *arguments):
+        getattr(to, method + suffix)(*arguments)
+        stream.synchronize()
+
+    copy(device, "copy_from_device", host, SIZE)
+    copy(device, "copy_to_host", out, SIZE)
+    assert out.raw == bytes(range(256)) * 16
+    device.memset(7, SIZE)
+    copy(host + 8, "copy_from", device, 100)
+    assert buffer.raw[8:108] == b"\7" * 100 and buffer.raw[108] == 108
+    copy(host, "copy_from_host", b"abcd", 4)
+    copy(host, "copy_to_host", out, 12)
+    assert out.raw[:12] == b"abcd\4\5\6\7" + b"\7" * 4
+
+
+@pytest.mark.two_devices
+def test_plain_host_memory_can_be_copied_whichever_device_it_is_said_to_be_of():
+    buffer = ctypes.create_string_buffer(b"\5" * SIZE, SIZE)
+    memory = UnownedMemory(ctypes.addressof(buffer), SIZE, buffer, 1)
+    host, device = MemoryPointer(memory, 0), gpumem.malloc(SIZE)
+    device.copy_from_device(host, SIZE)
+    out = ctypes.create_string_buffer(SIZE)
+    device.copy_to_host(out, SIZE)
+    assert out.raw == b"\5" * SIZE
+
+
+@pytest.mark.sim_only
+@pytest.mark.misuse
+def test_an_address_with_nothing_behind_it_is_refused():
+    nowhere = MemoryPointer(UnownedMemory(4096, SIZE, None, 0), 0)
+    device = gpumem.malloc(SIZE)
+    for copy in (device.copy_from_device, device.copy_from_device_async):
+        with pytest.raises(gpumem.CUDARuntimeError):
+            copy(nowhere, SIZE)

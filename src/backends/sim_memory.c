@@ -306,21 +306,6 @@ sim_range_usable(const gm_sim *sim, uintptr_t ptr, size_t size, bool host, bool 
            size <= range->asked - offset;
 }
 
-gm_status
-sim_check_copy(
-    gm_sim *sim, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind)
-{
-    bool dst_host = kind == GM_COPY_DEVICE_TO_HOST || kind == GM_COPY_DEFAULT;
-    bool src_host = kind == GM_COPY_HOST_TO_DEVICE || kind == GM_COPY_DEFAULT;
-    if (kind < GM_COPY_HOST_TO_DEVICE || kind > GM_COPY_DEFAULT) {
-        return GM_DEVICE_ERROR(SIM_CODE_INVALID_VALUE);
-    }
-    return sim_range_usable(sim, dst, size, dst_host, false) &&
-                   sim_range_usable(sim, src, size, src_host, false)
-               ? GM_OK
-               : sim_bad_value(sim);
-}
-
 /* Whether anything is at an address of the host's. */
 static bool
 is_mapped(uintptr_t ptr)
@@ -330,12 +315,35 @@ is_mapped(uintptr_t ptr)
     return mincore((void *)(ptr & ~(page - 1)), page, &resident) == 0;
 }
 
-/* A wrong address is to be refused, where a device would fault. */
+/* The same of both ends of a range. A wrong address is to be refused, where a device
+ * would fault. */
+static bool
+is_host(uintptr_t ptr, size_t size)
+{
+    return size <= UINTPTR_MAX - ptr && is_mapped(ptr) && is_mapped(ptr + size - 1);
+}
+
+gm_status
+sim_check_copy(
+    gm_sim *sim, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind)
+{
+    bool any = kind == GM_COPY_DEFAULT;
+    bool dst_host = kind == GM_COPY_DEVICE_TO_HOST || (any && is_host(dst, size));
+    bool src_host = kind == GM_COPY_HOST_TO_DEVICE || (any && is_host(src, size));
+    if (kind < GM_COPY_HOST_TO_DEVICE || kind > GM_COPY_DEFAULT) {
+        return GM_DEVICE_ERROR(SIM_CODE_INVALID_VALUE);
+    }
+    return sim_range_usable(sim, dst, size, dst_host, false) &&
+                   sim_range_usable(sim, src, size, src_host, false)
+               ? GM_OK
+               : sim_bad_value(sim);
+}
+
 bool
 sim_reaches_host(const gm_sim *sim, int device, uintptr_t ptr, size_t size)
 {
     return (sim->devices[device].support & GM_DEVICE_PAGEABLE_ACCESS) != 0 &&
-           size <= UINTPTR_MAX - ptr && is_mapped(ptr) && is_mapped(ptr + size - 1);
+           is_host(ptr, size);
 }
 
 gm_status

@@ -235,14 +235,37 @@ transfer_note(transfer *t,
     return gmpy_stream_use_of(t->st, &t->stream, &t->by);
 }
 
-/* Whether the pointer is into plain host memory that devices reach: a copy is not of
- * its kind then, nor between devices, and the backend finds out what it is. */
+/* Whether memory that somebody else took is plain host memory. Of an address that
+ * cannot be asked about the copy says what is wrong. */
+static bool
+is_host_address(const gmpy_state *st, uintptr_t ptr)
+{
+    gm_pointer_info info = {.kind = GM_POINTER_DEVICE};
+    gm_status status;
+
+    Py_BEGIN_ALLOW_THREADS
+    status = gm_backend_pointer_info(st->backend, ptr, &info);
+    Py_END_ALLOW_THREADS
+    return status == GM_OK && info.kind == GM_POINTER_UNREGISTERED;
+}
+
+/* Whether the pointer is into plain host memory: a copy is not of its kind then, nor
+ * between devices, and the backend finds out what it is. What this library took says
+ * so by its type; of all else, which may be anything, the device is asked. */
 static bool
 is_plain_host(gmpy_state *st, const gmpy_pointer *pointer)
 {
     PyObject *mem = gmpy_memory_under(st, pointer->mem);
 
-    return mem && PyObject_TypeCheck(mem, gmpy_type(st->SystemMemoryType));
+    if (!mem || PyObject_TypeCheck(mem, gmpy_type(st->MemoryType)) ||
+        PyObject_TypeCheck(mem, gmpy_type(st->ManagedMemoryType)) ||
+        PyObject_TypeCheck(mem, gmpy_type(st->MemoryAsyncType)) ||
+        PyObject_TypeCheck(mem, gmpy_type(st->IPCMemoryType)) ||
+        PyObject_TypeCheck(mem, gmpy_type(st->PinnedMemoryType))) {
+        return false;
+    }
+    return PyObject_TypeCheck(mem, gmpy_type(st->SystemMemoryType)) ||
+           is_host_address(st, pointer->ptr);
 }
 
 static PyObject *
