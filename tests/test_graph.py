@@ -313,6 +313,27 @@ def test_errors_of_the_runtime_come_out(stream):
         assert caught.value.status == 999, call
 
 
+@pytest.mark.parametrize("mode", [streamCaptureModeRelaxed, streamCaptureModeGlobal])
+@pytest.mark.parametrize("use", [Graph.launch, Graph.upload])
+def test_a_graph_does_not_become_part_of_another_one(stream, use, mode):
+    """Nobody would keep its memory for that one. The recording goes on."""
+    target = filled(0)
+    graph = recorded(stream, lambda: target.memset_async(1, UNIT, stream))
+    other = Stream(non_blocking=True)
+    same = ExternalStream(other.ptr)
+    other.begin_capture(mode)
+    for argument in (other, same):
+        with pytest.raises(RuntimeError, match="another one cannot become part of"):
+            use(graph, argument)
+    second = other.end_capture()
+    second.launch(other)
+    other.synchronize()
+    assert content(target) == bytes(UNIT)
+    graph.launch(other)
+    other.synchronize()
+    assert content(target) == b"\1" * UNIT
+
+
 def test_arguments_are_checked(stream):
     graph = recorded(stream, lambda: None)
     for use in (graph.launch, graph.upload):

@@ -140,6 +140,23 @@ upload_now(const gm_backend *backend, const graph *self, const gm_stream_use *by
     return gm_backend_graph_upload(backend, self->exec, by->stream);
 }
 
+/* GM_ERR_CAPTURING where the stream records: the graph would become part of another
+ * one, which nobody would keep the memory of this one for. A stream that cannot be
+ * asked is left to what is queued. */
+static gm_status
+check_not_recording(const gm_backend *backend, gm_stream stream)
+{
+    gm_capture_state state = GM_CAPTURE_NONE;
+    uint64_t id;
+
+    if (stream <= GM_STREAM_LEGACY ||
+        gm_backend_stream_capture(backend, stream, &state, &id) != GM_OK ||
+        state == GM_CAPTURE_NONE) {
+        return GM_OK;
+    }
+    return GM_ERR_CAPTURING;
+}
+
 /* A method that takes a stream and queues something of the graph on it. */
 static PyObject *
 graph_queue(PyObject *op,
@@ -160,32 +177,44 @@ graph_queue(PyObject *op,
     Py_BEGIN_ALLOW_THREADS
     status = gmpy_stream_enter(st->backend, &stream, &back);
     if (status == GM_OK) {
-        status = now(st->backend, graph_of(op), &by);
+        status = check_not_recording(st->backend, stream.handle);
+        if (status == GM_OK) {
+            status = now(st->backend, graph_of(op), &by);
+        }
         gmpy_stream_leave(st->backend, &back);
     }
     Py_END_ALLOW_THREADS
+    if (status == GM_ERR_CAPTURING) {
+        return PyErr_Format(PyExc_RuntimeError,
+                            "%s: the stream records a graph, which another one cannot "
+                            "become part of; use a stream that does not record, or "
+                            "record the same work again",
+                            what);
+    }
     if (status != GM_OK) {
         return gmpy_raise(st, status, what);
     }
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(launch_doc,
-             "launch($self, /, stream=None)\n"
-             "--\n"
-             "\n"
-             "Queues all the recorded work on a stream, and returns at once.\n"
-             "\n"
-             "The memory that was handed out during the recording is in use until the\n"
-             "stream has done it, also where the graph dies before.\n"
-             "\n"
-             "Args:\n"
-             "    stream (Stream): the stream; the current one if None.\n"
-             "\n"
-             "Raises:\n"
-             "    TypeError: stream is no stream.\n"
-             "    RuntimeError: the stream or the graph is gone.\n"
-             "    CUDARuntimeError: the runtime refuses.");
+PyDoc_STRVAR(
+    launch_doc,
+    "launch($self, /, stream=None)\n"
+    "--\n"
+    "\n"
+    "Queues all the recorded work on a stream, and returns at once.\n"
+    "\n"
+    "The memory that was handed out during the recording is in use until the\n"
+    "stream has done it, also where the graph dies before.\n"
+    "\n"
+    "Args:\n"
+    "    stream (Stream): the stream; the current one if None.\n"
+    "\n"
+    "Raises:\n"
+    "    TypeError: stream is no stream.\n"
+    "    RuntimeError: the stream or the graph is gone, or the stream records\n"
+    "        a graph, which goes on.\n"
+    "    CUDARuntimeError: the runtime refuses.");
 
 static PyObject *
 graph_launch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
