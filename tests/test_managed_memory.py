@@ -262,6 +262,7 @@ def test_advice_that_the_runtime_does_not_know(memory, advice):
     with pytest.raises(CUDARuntimeError) as caught:
         memory.advise(advice, 0)
     assert caught.value.status == 1
+    assert f"advice {advice}, which is not from 1 to 6, about" in str(caught.value)
     assert testing.last_error() == 0
 
 
@@ -281,8 +282,27 @@ def test_a_refusal_is_told_with_its_number(memory, call, act):
         with pytest.raises(CUDARuntimeError) as caught:
             act(memory)
     assert caught.value.status == 801
+    assert f"{SIZE} bytes at {hex(memory.ptr)}" in str(caught.value)
     assert testing.last_error() == 0
     act(memory)
+
+
+@pytest.mark.sim_only
+def test_a_refusal_names_the_advice_and_the_place(memory):
+    told = []
+    for call, act in (
+        ("mem_advise", lambda: memory.advise(PREFERRED, HOST)),
+        ("mem_prefetch", lambda: memory.prefetch(None, device_id=0)),
+        ("mem_prefetch", lambda: memory.prefetch(None, device_id=HOST)),
+    ):
+        with testing.fail(call), pytest.raises(CUDARuntimeError) as caught:
+            act()
+        told.append(str(caught.value).partition(" (")[2].partition(":")[0])
+    assert told == [
+        "advice 3 (preferred location) about the host",
+        "prefetching to device 0",
+        "prefetching to the host",
+    ]
 
 
 @pytest.mark.two_devices

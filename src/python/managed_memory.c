@@ -40,14 +40,71 @@ managed_memory_init(PyObject *self, PyObject *args, PyObject *kwargs)
                                   kwargs);
 }
 
-/* A device number or -1 for the host. */
+/* A device number or -1 for the host; `name` is the parameter's. */
 static int
-as_location(gmpy_state *st, PyObject *arg, int *out)
+as_location(gmpy_state *st, PyObject *arg, const char *name, int *out)
 {
-    if (gmpy_as_int(arg, "device", out) < 0) {
+    if (gmpy_as_int(arg, name, out) < 0) {
         return -1;
     }
-    return *out == -1 ? 0 : gmpy_as_device(st, arg, out);
+    if (*out < -1 || *out >= st->device_count) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s must be -1, for the host, or from 0 to %d, not %d", name,
+                     st->device_count - 1, *out);
+        return -1;
+    }
+    return 0;
+}
+
+/* Raises for a call that the device refused: `what` was to be done with the memory,
+ * and about which device. Always returns NULL. */
+static PyObject *
+raise_refused(gmpy_state *st,
+              gm_status status,
+              const gmpy_base_memory *self,
+              const char *what,
+              int device)
+{
+    char where[sizeof "device -2147483648"] = "the host";
+    char text[192];
+
+    if (device >= 0) {
+        PyOS_snprintf(where, sizeof where, "device %d", device);
+    }
+    PyOS_snprintf(text, sizeof text, "%s %s: %zu bytes at %s", what, where, self->size,
+                  gmpy_as_hex(self->ptr).text);
+    return gmpy_raise(st, status, text);
+}
+
+/* The runtime's names of cudaMemoryAdvise, from 1 on. */
+static const char *const advices[] = {
+    "read mostly",           "no more read mostly", "preferred location",
+    "no preferred location", "accessed by",         "no more accessed by",
+};
+
+enum {
+    ADVICES = sizeof advices / sizeof advices[0],
+};
+
+/* Raises for advice that the device refused. Always returns NULL. */
+static PyObject *
+raise_advice(gmpy_state *st,
+             gm_status status,
+             const gmpy_base_memory *self,
+             int advice,
+             int device)
+{
+    char what[96];
+
+    if (advice >= 1 && advice <= ADVICES) {
+        PyOS_snprintf(what, sizeof what, "advice %d (%s) about", advice,
+                      advices[advice - 1]);
+    }
+    else {
+        PyOS_snprintf(what, sizeof what, "advice %d, which is not from 1 to %d, about",
+                      advice, ADVICES);
+    }
+    return raise_refused(st, status, self, what, device);
 }
 
 const char gmpy_memory_prefetch_doc[] = PyDoc_STR(
@@ -85,7 +142,8 @@ gmpy_memory_prefetch(PyObject *op,
 
     if (!backend || gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
         gmpy_as_stream(st, given[0], &stream) < 0 ||
-        (given[1] && given[1] != Py_None && as_location(st, given[1], &device) < 0)) {
+        (given[1] && given[1] != Py_None &&
+         as_location(st, given[1], "device_id", &device) < 0)) {
         return NULL;
     }
     if (self->size == 0) {
@@ -103,7 +161,7 @@ gmpy_memory_prefetch(PyObject *op,
     }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
-        return gmpy_raise(st, status, "prefetching memory");
+        return raise_refused(st, status, self, "prefetching to", device);
     }
     Py_RETURN_NONE;
 }
@@ -115,7 +173,9 @@ const char gmpy_memory_advise_doc[] = PyDoc_STR(
     "Tells the driver how the memory will be used.\n"
     "\n"
     "Args:\n"
-    "    advise (int): one of the runtime's cudaMemoryAdvise values, 1 to 6.\n"
+    "    advise (int): one of the runtime's cudaMemoryAdvise values, 1 to 6: read\n"
+    "        mostly and no more so, preferred location and none, accessed by and\n"
+    "        no more so.\n"
     "    device (Device): the device the advice is about; -1 for the host.\n"
     "    dev (Device): the same, under the name that newer CuPy has for it.\n"
     "\n"
@@ -155,7 +215,8 @@ gmpy_memory_advise(PyObject *op,
         return NULL;
     }
     if (gmpy_as_int(given[0], "advise", &advice) < 0 ||
-        as_location(st, given[1] ? given[1] : given[2], &device) < 0) {
+        as_location(st, given[1] ? given[1] : given[2], given[1] ? "device" : "dev",
+                    &device) < 0) {
         return NULL;
     }
     if (self->size == 0) {
@@ -168,7 +229,7 @@ gmpy_memory_advise(PyObject *op,
     status = gm_backend_mem_advise(backend, self->ptr, self->size, advice, device);
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
-        return gmpy_raise(st, status, "advising about memory");
+        return raise_advice(st, status, self, advice, device);
     }
     Py_RETURN_NONE;
 }
