@@ -14,6 +14,7 @@ from gpumem import (
     MemoryPointer,
     PinnedMemory,
     PinnedMemoryPointer,
+    PinnedMemoryPool,
     Stream,
     testing,
 )
@@ -323,3 +324,25 @@ def test_copies_take_it_as_the_hosts_side(pointer, suffix):
     assert bytes(pointer) == bytes(16) + PATTERN[8:108] + bytes(SIZE - 116)
     with pytest.raises(ValueError, match="host buffer of 10 bytes"):
         device.copy_from_host(pointer + (SIZE - 10), 11)
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize(
+    "make", [gpumem.malloc_pinned, lambda size: PinnedMemoryPool().malloc(size)]
+)
+def test_there_is_no_buffer_of_memory_that_a_reset_ended(make):
+    """The host would fault where the driver took the pages back."""
+    pointer = make(SIZE)
+    Device(0).reset()
+    device = gpumem.malloc(SIZE)
+    for use in (
+        lambda: memoryview(pointer),
+        lambda: memoryview(pointer + 8),
+        pointer.size,
+        lambda: device.copy_from_host(pointer, SIZE),
+        lambda: device.copy_to_host_async(pointer, SIZE),
+    ):
+        with pytest.raises(RuntimeError, match="device 0 was reset after it was taken"):
+            use()
+    again = make(SIZE)
+    assert memoryview(again).nbytes == again.size()

@@ -25,6 +25,7 @@
  */
 #include "memory_kinds.h"
 #include "module.h"
+#include "pinned.h"
 
 #include "core/gm_lost.h"
 
@@ -77,8 +78,12 @@ memory_is_there(const gmpy_state *st, PyObject *mem)
     if (Py_IS_TYPE(mem, gmpy_type(st->PooledMemoryType))) {
         return gmpy_pooled_memory_is_there((const gmpy_pooled_memory *)mem);
     }
+    if (Py_IS_TYPE(mem, gmpy_type(st->PooledPinnedMemoryType))) {
+        return gmpy_pooled_pinned_memory_is_there(mem);
+    }
     if (PyObject_TypeCheck(mem, gmpy_type(st->MemoryType)) ||
-        PyObject_TypeCheck(mem, gmpy_type(st->ManagedMemoryType))) {
+        PyObject_TypeCheck(mem, gmpy_type(st->ManagedMemoryType)) ||
+        PyObject_TypeCheck(mem, gmpy_type(st->PinnedMemoryType))) {
         device = ((const gmpy_owned_memory *)mem)->owned_device;
         life = ((const gmpy_owned_memory *)mem)->life;
     }

@@ -22,6 +22,10 @@ int gmpy_pooled_pinned_memory_init(PyObject *module, gmpy_state *st);
 /* As gmpy_pooled_memory_new, of a pool of pinned memory. */
 PyObject *gmpy_pooled_pinned_memory_new(gmpy_state *st, gm_pool *pool, gm_block *block);
 
+/* Whether its pool has not forgotten the block, as it does with the device's reset. Of
+ * this exact type. */
+bool gmpy_pooled_pinned_memory_is_there(PyObject *mem);
+
 /* One buffer over pinned memory more or less: while there is one over a pooled block,
  * that does not go back. */
 void gmpy_pooled_pinned_memory_export(PyObject *mem);

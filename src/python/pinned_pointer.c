@@ -5,7 +5,9 @@
  *
  * A buffer holds the pointer and so the memory. It is of the place at which the pointer
  * was when it was asked for, also where the pointer moves on. Memory that was given
- * back by hand has no buffer to give; while there is one, giving back is put off.
+ * back by hand, or that a reset of its device ended, has no buffer to give; while there
+ * is one, giving back is put off. A reset is not: a buffer of before must not be looked
+ * at any more.
  *
  * The type takes part in garbage collection; as with MemoryPointer there is no
  * tp_clear, since `mem` is set once and every cycle runs through something else too.
@@ -127,7 +129,8 @@ pinned_pointer_dealloc(PyObject *self)
 /* ---- as a buffer ---- */
 
 /* Bytes from the pointer to the end of its memory. 0; or -1 with ValueError where it
- * is not in it or the memory is gone. */
+ * is not in it or the memory was given back, and RuntimeError where a reset ended it:
+ * the host would fault there. */
 static int
 remaining(const gmpy_pointer *self, size_t *out)
 {
@@ -149,6 +152,9 @@ remaining(const gmpy_pointer *self, size_t *out)
     if (start > mem->size) {
         PyErr_Format(PyExc_ValueError, "offset %zd is outside the memory of %zu bytes",
                      (Py_ssize_t)start, mem->size);
+        return -1;
+    }
+    if (base && gmpy_memory_check(self->st, self->mem) < 0) {
         return -1;
     }
     *out = mem->size - start;
@@ -217,7 +223,8 @@ PyDoc_STRVAR(size_doc,
              "\n"
              "Raises:\n"
              "    ValueError: the pointer is outside its memory, or that was given\n"
-             "        back.");
+             "        back.\n"
+             "    RuntimeError: a reset of its device ended the memory.");
 
 static PyObject *
 pinned_pointer_size(PyObject *op, PyObject *Py_UNUSED(ignored))

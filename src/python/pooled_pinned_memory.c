@@ -106,6 +106,20 @@ is_pooled(PyObject *mem)
     return Py_IS_TYPE(mem, gmpy_type(gmpy_state_of(mem)->PooledPinnedMemoryType));
 }
 
+bool
+gmpy_pooled_pinned_memory_is_there(PyObject *mem)
+{
+    const pooled_pinned_memory *self = (const pooled_pinned_memory *)mem;
+    bool there;
+
+    Py_BEGIN_CRITICAL_SECTION(mem);
+    there =
+        self->block && __atomic_load_n(&self->block->generation, __ATOMIC_RELAXED) ==
+                           self->owned.base.generation;
+    Py_END_CRITICAL_SECTION();
+    return there;
+}
+
 void
 gmpy_pooled_pinned_memory_export(PyObject *mem)
 {
