@@ -595,7 +595,9 @@ streamCaptureModeThreadLocal: Final = 1
 streamCaptureModeRelaxed: Final = 2
 
 def get_current_stream(device_id: SupportsIndex = -1) -> BaseStream: ...
-def get_elapsed_time(start: Event | _Handle, end: Event | _Handle) -> float: ...
+def get_elapsed_time(
+    start_event: Event | _Handle, end_event: Event | _Handle
+) -> float: ...
 
 # ---- what is in use ----
 

@@ -371,7 +371,7 @@ def test_elapsed_time_is_in_milliseconds_and_adds_up():
     # 4 MiB take 0.4 microseconds at 10 TB/s; 20 times that are above the resolution.
     assert 0 <= first < second
     assert 0.008 < second < 1000
-    whole = get_elapsed_time(start=events[0], end=events[2])
+    whole = get_elapsed_time(start_event=events[0], end_event=events[2])
     assert whole == pytest.approx(first + second, abs=0.002)
     assert get_elapsed_time(events[2], events[0]) == pytest.approx(-whole, abs=0.002)
 
@@ -452,5 +452,5 @@ def test_elapsed_time_wants_events():
         get_elapsed_time(event, Stream.null)
     with pytest.raises(TypeError, match="int"):
         get_elapsed_time(0, event)
-    with pytest.raises(TypeError, match="'end'"):
+    with pytest.raises(TypeError, match="'end_event'"):
         get_elapsed_time(event)

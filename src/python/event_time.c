@@ -65,25 +65,26 @@ as_endpoint(gmpy_state *st, PyObject *arg, const char *name, endpoint *out)
     return gmpy_as_event(st, arg, &out->handle);
 }
 
-PyDoc_STRVAR(get_elapsed_time_doc,
-             "get_elapsed_time(start, end)\n"
-             "--\n"
-             "\n"
-             "Returns the milliseconds between two events, a float.\n"
-             "\n"
-             "Args:\n"
-             "    start (Event): the earlier one.\n"
-             "    end (Event): the later one. Both have to be recorded, timed, of the\n"
-             "        same device, and to have happened.\n"
-             "\n"
-             "Raises:\n"
-             "    TypeError: one of them is no event.\n"
-             "    RuntimeError: one of them has not happened yet, or is gone.\n"
-             "    CUDARuntimeError: one of them was not recorded or is not timed, or\n"
-             "        they are of two devices. The text says which.");
+PyDoc_STRVAR(
+    get_elapsed_time_doc,
+    "get_elapsed_time(start_event, end_event)\n"
+    "--\n"
+    "\n"
+    "Returns the milliseconds between two events, a float.\n"
+    "\n"
+    "Args:\n"
+    "    start_event (Event): the earlier one.\n"
+    "    end_event (Event): the later one. Both have to be recorded, timed, of\n"
+    "        the same device, and to have happened.\n"
+    "\n"
+    "Raises:\n"
+    "    TypeError: one of them is no event.\n"
+    "    RuntimeError: one of them has not happened yet, or is gone.\n"
+    "    CUDARuntimeError: one of them was not recorded or is not timed, or\n"
+    "        they are of two devices. The text says which.");
 
 static const gmpy_signature get_elapsed_time_signature = {
-    "get_elapsed_time", 2, 2, 2, {"start", "end"}};
+    "get_elapsed_time", 2, 2, 2, {"start_event", "end_event"}};
 
 static PyObject *
 get_elapsed_time(PyObject *module,
