@@ -268,6 +268,10 @@ ENTRIES = {
         "gpumem.MemoryPool().malloc(UNIT); gpumem.SingleDeviceMemoryPool().malloc(1)",
         "",
     ),
+    "a new pool with growth": (
+        "kept = [kind(growth=10**6).malloc(UNIT) for kind in kinds]; del kept",
+        "kinds = (gpumem.MemoryPool, gpumem.SingleDeviceMemoryPool)",
+    ),
     "a new pool over a function": (
         "over = gpumem.MemoryPool(allocator=take); p = over.malloc(10**6)\n"
         "over.malloc(UNIT); del over; p.memset(0, 10)",

@@ -252,6 +252,23 @@ def test_raw_has_no_pool_to_report_on(small):
     assert report["peak_requested_bytes"] == 3560
 
 
+@pytest.mark.parametrize(
+    ("growth", "total"),
+    [("on", 2 * (64 << 20)), ("1KiB", (2048 + 1024) + (1024 + 1024)), ("0", 3584)],
+)
+def test_growth_is_the_pools(small, growth, total):
+    """Two segments, one a stream, each with as much more; the third request is served
+    from the first."""
+    done = gpumem_command(
+        "replay", small, "--growth", growth, "--json", GPUMEM_BACKEND="sim"
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert list(report) == KEYS
+    assert report["pool"] == "pool with growth"
+    assert report["peak_total_bytes"] == total
+
+
 def test_one_pass_has_no_warm_figure(small):
     done = gpumem_command("replay", small, "--repeat", "1", "--json")
     report = json.loads(done.stdout)
@@ -326,6 +343,9 @@ def test_progress_is_not_shown_elsewhere(small):
         (["replay", "TRACE", "--repeat", "1.5"], "'1.5' is not a number of passes"),
         (["replay", "TRACE", "--limit", "8G"], "'8G' is not a limit"),
         (["replay", "TRACE", "--limit", "120%"], "percentage from 0% to 100%"),
+        (["replay", "TRACE", "--growth", "off"], "'off' is not a size; expected"),
+        (["replay", "TRACE", "--growth", "99999999TiB"], "is too large"),
+        (["replay", "TRACE", "--pool", "raw", "--growth", "on"], "needs a pool"),
         (["replay", "TRACE", "--pool", "raw", "--limit", "1"], "--limit needs a pool"),
         (
             ["replay", "TRACE", "--pool", "raw", "--placements", "x"],

@@ -91,7 +91,7 @@ def pointer(cls):
 
 
 def memory_pool(cls):
-    pool = cls()
+    pool = cls(growth=8 * UNIT)
     pool.malloc(UNIT)
     over = cls(pool.malloc)
     over.set_out_of_memory_callback(lambda error: over and False)
