@@ -19,6 +19,7 @@ typedef struct bench {
     gm_status told; // what upstream says of its room, and
     size_t room;    // how much that is
     size_t questions;
+    size_t inner; // bytes out after what was taken in the midst of a call
     holding held[HELD];
     size_t count;
 } bench;
@@ -226,6 +227,38 @@ TEST(grow_fills_half_of_the_limit)
     CHECK_EQ(stats_of(b.pool).total_bytes, UNITS(63));
     CHECK_EQ(stats_of(b.pool).retries, 0);
     CHECK_EQ(b.books.gives, 0);
+    bench_fini(&b);
+}
+
+static void
+take_six(ledger *books, size_t size)
+{
+    bench *b = books->context;
+
+    (void)size;
+    books->on_take = NULL;
+    books->on_give = NULL;
+    (void)grown_for(b, UNITS(6), 1);
+    b->inner = books->bytes;
+}
+
+TEST(grow_counts_what_is_on_its_way_against_the_limit)
+{
+    bench b;
+
+    bench_init(&b, UNITS(8));
+    CHECK_EQ(gm_pool_set_limit(b.pool, UNITS(40)), GM_OK);
+    b.books.on_take = take_six;
+    let_go(take_for(b.pool, UNITS(3), 0));
+    CHECK_EQ(b.inner, UNITS(6 + 3)); // 11 and 9 are half of 40
+    let_all_go(&b);
+    (void)gm_pool_release_idle(b.pool);
+    CHECK_EQ(b.books.bytes, 0);
+
+    let_go(take_for(b.pool, UNITS(3), 0));
+    b.books.on_give = take_six;
+    (void)gm_pool_release_idle(b.pool);
+    CHECK_EQ(b.inner, UNITS(11 + 6 + 3)); // the 11 are not back yet
     bench_fini(&b);
 }
 
