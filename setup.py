@@ -14,12 +14,12 @@ Which CUDA was found is told on stderr and compiled in as GM_BUILD_CUDA_FROM.
 """
 
 import os
-import re
 import runpy
 import shlex
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path("src/build").resolve()))
 import cuda_toolkit  # noqa: E402 - found through the line above
 
 ROOMS = ("core", "backends", "python")
+LTO = ["-flto=auto"]
 SANITIZERS = ("address", "undefined", "thread")
 
 
@@ -77,10 +78,11 @@ class BuildCore(build_ext):
         else:
             compile_args += ["-O3", "-fno-plt"]
         sanitizer = os.environ.get("GPUMEM_SANITIZE", "")
-        if not (switch("GPUMEM_DEBUG") or sanitizer) and self.is_gcc():
+        plain = not (switch("GPUMEM_DEBUG") or sanitizer)
+        if plain and self.can_optimise_links():
             # A hit goes through the files of two rooms: a fifth of its instructions.
-            compile_args.append("-flto=auto")
-            link_args += ["-flto=auto", "-O3"]
+            compile_args += LTO
+            link_args += [*LTO, "-O3"]
         if sanitizer:
             if sanitizer not in SANITIZERS:
                 raise SystemExit(
@@ -101,16 +103,19 @@ class BuildCore(build_ext):
         ext.depends = [*room_files("*.h"), self.record(macros, compile_args, link_args)]
         super().build_extension(ext)
 
-    def is_gcc(self):
-        """Whether the compiler is GCC 10 or later, whose linker plugin can be relied on
-        and which knows -flto=auto."""
-        command = [*self.compiler.compiler_so[:1], "-v"]
-        try:
-            told = subprocess.run(command, capture_output=True, text=True, check=False)
-        except OSError:
-            return False
-        found = re.search(r"^gcc version (\d+)", told.stderr, re.MULTILINE)
-        return found is not None and int(found[1]) >= 10
+    def can_optimise_links(self):
+        """Whether compiler and linker do link-time optimisation: a try, since a
+        compiler may know the flag and lack what the linker needs for it."""
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "probe.c")
+            source.write_text("int probe(void) { return 0; }\n", encoding="utf-8")
+            command = [*self.compiler.compiler_so, *LTO, "-fPIC", "-shared"]
+            command += [str(source), "-o", str(source.with_suffix(".so"))]
+            try:
+                done = subprocess.run(command, capture_output=True, check=False)
+            except OSError:
+                return False
+        return done.returncode == 0
 
     def record(self, *settings):
         """A file that changes when a setting does, so that what was built otherwise is
