@@ -6,6 +6,7 @@
 #include "holding.h"
 #include "ledger.h"
 
+#include "core/gm_capture.h"
 #include "core/gm_pool_private.h" // gm_pool_try_lock, refs
 
 #include <string.h>
@@ -213,6 +214,32 @@ TEST(reclaim_has_the_driver_trim_for_the_device_alone)
     CHECK_EQ(gm_pool_malloc_slow(b.pool, &request, &rescue, &block), GM_ERR_LIMIT);
     check_trace(&b, "C");
     let_go(h);
+    bench_fini(&b);
+}
+
+/* A wait for the device would spoil what is being recorded, and page-locked memory is
+ * no device's. */
+TEST(reclaim_has_no_driver_trim_where_it_cannot_help)
+{
+    const gm_stream_use stream = {.key = 1};
+    gm_capture *capture = NULL;
+    gm_request request = {.size = UNITS(4)};
+    bench b;
+    gm_rescue rescue = {.context = &b, .collect = collect, .trim = trim};
+    gm_block *block;
+    gm_pool *pinned;
+
+    bench_init(&b, UNITS(3));
+    CHECK_EQ(gm_capture_begin(&stream, GM_CAPTURE_MODE_RELAXED, &capture), GM_OK);
+    start_trace(&b);
+    CHECK_EQ(gm_pool_malloc_slow(b.pool, &request, &rescue, &block),
+             GM_ERR_OUT_OF_MEMORY);
+    gm_capture_release(capture);
+    pinned = ledger_pool(&b.books, -1);
+    CHECK_EQ(gm_pool_malloc_slow(pinned, &request, &rescue, &block),
+             GM_ERR_OUT_OF_MEMORY);
+    check_trace(&b, "TCTTCT");
+    gm_pool_close(pinned);
     bench_fini(&b);
 }
 
