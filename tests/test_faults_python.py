@@ -265,12 +265,8 @@ ENTRIES = {
         "",
     ),
     "a new pool": (
-        "gpumem.MemoryPool().malloc(UNIT); gpumem.SingleDeviceMemoryPool().malloc(1)",
-        "",
-    ),
-    "a new pool with growth": (
-        "kept = [kind(growth=10**6).malloc(UNIT) for kind in kinds]; del kept",
-        "kinds = (gpumem.MemoryPool, gpumem.SingleDeviceMemoryPool)",
+        "gpumem.MemoryPool().malloc(UNIT); grown(growth=10**6).malloc(1)",
+        "grown = gpumem.SingleDeviceMemoryPool",
     ),
     "a new pool over a function": (
         "over = gpumem.MemoryPool(allocator=take); p = over.malloc(10**6)\n"
