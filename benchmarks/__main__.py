@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Measures gpumem beside the allocators that are installed; see benchmarks/README.md.
 
-    python -m benchmarks [--only B,...] [--quick] [--out DIR] [--list]
+    python -m benchmarks [--only B,...] [--peers P,...] [--quick] [--out DIR] [--list]
 
 Runs what this machine can: with a GPU everybody who is installed, without one gpumem on
 the simulated device beside object(). Prints a table, saves all figures as JSON with
@@ -111,6 +111,7 @@ def _arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", default="", help="which, separated by commas")
+    parser.add_argument("--peers", help="who is compared, separated by commas")
     parser.add_argument("--quick", action="store_true", help="some minutes at most")
     parser.add_argument("--rounds", type=int, default=7, help="samples at least")
     parser.add_argument("--seed", type=int, default=1)
@@ -134,6 +135,18 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
+def _chosen(there: dict[str, Any], wanted: str | None) -> dict[str, Any]:
+    """Those of the installed peers that --peers names; all without it."""
+    if wanted is None:
+        return there
+    names = [name for name in wanted.split(",") if name]
+    missing = [name for name in names if name not in peers.PEERS]
+    if missing:
+        known = ", ".join(peers.PEERS)
+        raise SystemExit(f"no peer {missing[0]!r}; there are {known}")
+    return {name: make for name, make in there.items() if name in names}
+
+
 def _list(there: dict[str, Any]) -> None:
     for name, benchmark in BENCHMARKS.items():
         print(f"{name:10} {benchmark.title}")
@@ -150,6 +163,7 @@ def main() -> int:
         _list(there)
         return 0
     pace = Pace(args.rounds, *(_QUICK_PACE if args.quick else _FULL_PACE))
+    there = _chosen(there, args.peers)
     plan = Plan(args.quick, pace, args.seed, there)
     device = gpumem.Device(gpumem.get_device_id()).name
     print(

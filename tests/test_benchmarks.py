@@ -384,6 +384,15 @@ def test_a_benchmark_that_is_not_there_is_named():
     assert "no benchmark 'b99'; there are b1," in done.stderr
 
 
+def test_peers_are_chosen_by_name():
+    there = {"cupy": 1, "torch": 2, "rmm pool": 3}
+    assert command._chosen(there, None) == there
+    assert command._chosen(there, "rmm pool,cupy,cuda.core") == {"cupy": 1, "rmm pool": 3}
+    assert command._chosen(there, "") == {}
+    with pytest.raises(SystemExit, match="no peer 'cupyy'; there are cupy,"):
+        command._chosen(there, "torch,cupyy")
+
+
 def test_the_list_tells_everything_that_can_be_run():
     done = run("--list")
     assert done.returncode == 0, done.stderr
