@@ -10,6 +10,7 @@ CLANG_TIDY ?= $(or $(shell command -v clang-tidy-14),clang-tidy)
 
 CUDA ?= 0
 DEBUG ?= 1
+SHARDS ?= 0
 WERROR ?= 0
 SAN ?=
 TESTS ?=
@@ -21,6 +22,7 @@ BASE_CFLAGS := $(shell grep -v '^\#' $(CFLAGS_FILE)) -Isrc
 TOOLKIT := $(PYTHON) src/build/cuda_toolkit.py
 
 ROOM_SOURCES := $(sort $(wildcard src/core/*.c src/backends/*.c))
+SHARD_SOURCES := $(shell grep -l GM_SHARDS src/core/*.c)
 RUNNER_SOURCES := $(ROOM_SOURCES) $(sort $(wildcard tests/c/*.c))
 C_FILES := $(sort $(wildcard src/*/*.[ch] tests/*/*.[ch] benchmarks/c/*.[ch]))
 
@@ -28,11 +30,12 @@ BENCH_SOURCES := $(sort $(wildcard benchmarks/c/*.c))
 BENCH_PROGRAMS := $(patsubst benchmarks/c/%.c,build/c/bench/%,$(BENCH_SOURCES))
 
 # One folder for each way to build the runner, so that they do not undo each other.
-variant := $(if $(SAN),$(SAN),plain)$(if $(filter 0,$(DEBUG)),-release)$(if $(filter 1,$(CUDA)),-cuda)
+variant := $(if $(SAN),$(SAN),plain)$(if $(filter 0,$(DEBUG)),-release)$(if $(filter 1,$(SHARDS)),-shards)$(if $(filter 1,$(CUDA)),-cuda)
 out := build/c/$(variant)
 
 runner_cflags := $(BASE_CFLAGS) -g -pthread
 runner_cflags += $(if $(filter 0,$(DEBUG)),-O3 -DNDEBUG,-O1 -DGM_DEBUG=1)
+runner_cflags += -DGM_SHARDS=$(SHARDS)
 runner_libs := -pthread
 ifeq ($(WERROR),1)
 runner_cflags += -Werror
@@ -61,6 +64,7 @@ help: ## show this list
 	@echo
 	@echo "Variables: PYTHON, CC, TESTS=substring (test-c, asan, ubsan, tsan),"
 	@echo "CUDA=1 (test-c with the CUDA backend), DEBUG=0 (test-c as released),"
+	@echo "SHARDS=1 (test-c as for an interpreter without its lock),"
 	@echo "WERROR=1, FUZZ_SECONDS=600 (fuzz). For what is built, see the head of setup.py."
 
 build: ## build the extension in place
@@ -78,8 +82,9 @@ asan: ## the C tests under AddressSanitizer, leaks included
 ubsan: ## the C tests under UndefinedBehaviorSanitizer
 	$(MAKE) test-c SAN=undefined
 
-tsan: ## the C tests under ThreadSanitizer
+tsan: ## the C tests under ThreadSanitizer, also with shards
 	$(MAKE) test-c SAN=thread
+	$(MAKE) test-c SAN=thread SHARDS=1
 
 fuzz: build/c/fuzz ## fuzz the core for FUZZ_SECONDS=600, from the corpus in the tree
 	@mkdir -p build/fuzz
@@ -98,8 +103,12 @@ lint: ## formatting, static analysis, Python lint, and the rules of the rooms
 	$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 	printf '%s\n' $(ROOM_SOURCES) $(BENCH_SOURCES) | xargs -P $$(nproc) -I{} \
 	    $(CLANG_TIDY) --quiet {} -- $(BASE_CFLAGS) -DGM_WITH_CUDA=0
+	printf '%s\n' $(SHARD_SOURCES) | xargs -P $$(nproc) -I{} \
+	    $(CLANG_TIDY) --quiet {} -- $(BASE_CFLAGS) -DGM_SHARDS=1
 	cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr \
 	    --enable=warning,performance,portability -DGM_WITH_CUDA=0 -Isrc src/core src/backends benchmarks/c
+	cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr \
+	    --enable=warning,performance,portability -DGM_SHARDS=1 -Isrc $(SHARD_SOURCES)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy

@@ -17,7 +17,7 @@ bucket_of(const gm_arena_table *table, gm_stream_key key)
 }
 
 gm_arena *
-gm_arena_find_slow(gm_arena_table *table, gm_stream_key key)
+gm_arena_search(const gm_arena_table *table, gm_stream_key key)
 {
     gm_arena *arena;
 
@@ -28,6 +28,14 @@ gm_arena_find_slow(gm_arena_table *table, gm_stream_key key)
     while (arena && arena->key != key) {
         arena = arena->chain;
     }
+    return arena;
+}
+
+gm_arena *
+gm_arena_find_slow(gm_arena_table *table, gm_stream_key key)
+{
+    gm_arena *arena = gm_arena_search(table, key);
+
     if (arena) {
         table->recent = arena;
     }
@@ -82,7 +90,7 @@ gm_arena_pin(gm_arena_table *table, gm_stream_key key)
         if (!table_grow(table)) {
             return NULL;
         }
-        arena = gm_host_zalloc(sizeof(*arena));
+        arena = gm_host_zalloc_aligned(_Alignof(gm_arena), sizeof(*arena));
         if (!arena) {
             return NULL;
         }

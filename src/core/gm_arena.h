@@ -34,6 +34,10 @@ gm_stream_key_of(gm_stream stream, uint64_t id)
 }
 
 struct gm_arena {
+#if GM_SHARDS
+    /* What threads on different streams write to shares no cache line. */
+    _Alignas(GM_CACHE_LINE) gm_shard *shard; // of its key
+#endif
     gm_index index;
     gm_stream_key key;
     size_t pins;     // segments that belong here or are being taken for it, and notes
@@ -49,7 +53,8 @@ typedef struct gm_arena_table {
     size_t count;
 } gm_arena_table;
 
-/* The arena of `key`; NULL when it has none. */
+/* The arena of `key`; NULL when it has none. The first leaves the table as it is. */
+gm_arena *gm_arena_search(const gm_arena_table *table, gm_stream_key key);
 gm_arena *gm_arena_find_slow(gm_arena_table *table, gm_stream_key key);
 
 static inline gm_arena *

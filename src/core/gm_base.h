@@ -22,6 +22,12 @@
 
 #define GM_CACHE_LINE 64
 
+/* Whether a pool has shards (gm_shard.h). Given where threads run without an
+ * interpreter lock; others would pay for them and never meet. */
+#ifndef GM_SHARDS
+#define GM_SHARDS 0
+#endif
+
 #ifdef GM_DEBUG
 #include <assert.h> // assert()
 #define GM_ASSERT(x) assert(x)

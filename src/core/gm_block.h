@@ -33,6 +33,9 @@ typedef struct gm_arena gm_arena;
 typedef struct gm_block gm_block;
 typedef struct gm_segment gm_segment;
 typedef struct gm_note gm_note;
+#if GM_SHARDS
+typedef struct gm_shard gm_shard;
+#endif
 
 struct gm_block {
     uintptr_t addr; // where it starts
@@ -49,9 +52,14 @@ struct gm_block {
         struct {               // FREE, CAPTURED: its place in the index
             gm_block *side[2]; // what comes before it and after it
         } tree;
-        struct {                // LIVE
-            size_t requested;   // bytes asked for, before rounding
-            gm_block *deferred; // next in the pool's list of postponed frees
+        struct {              // LIVE
+            size_t requested; // bytes asked for, before rounding
+            union {
+                gm_block *deferred; // next in the list of postponed frees
+#if GM_SHARDS
+                gm_shard *shard; // until then: where it was handed out
+#endif
+            };
         } live;
         struct { // NOTED, PENDING
             gm_note *note;
@@ -71,6 +79,17 @@ static inline bool
 gm_block_is_live(const gm_block *block)
 {
     return block->state == GM_BLOCK_LIVE || block->state == GM_BLOCK_NOTED;
+}
+
+/* The bytes go back, or are lost: handles of before are void. */
+static inline void
+gm_block_retire(gm_block *block)
+{
+#if GM_SHARDS // a free looks at it before it has a lock
+    __atomic_store_n(&block->generation, block->generation + 1, __ATOMIC_RELAXED);
+#else
+    block->generation++;
+#endif
 }
 
 /* What upstream gives: a range, what keeps it alive, and the physical memory behind it

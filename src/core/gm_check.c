@@ -5,7 +5,11 @@
  * do after each step. Linear in blocks, and in free blocks times the depth of the
  * index.
  */
-#include "gm_pool_private.h"
+#include "gm_shard_private.h"
+
+#if GM_SHARDS
+#include <string.h> // memcmp
+#endif
 
 typedef struct tally {
     size_t used, requested, total, live, free_blocks, segments;
@@ -26,6 +30,24 @@ check_live(tally *t, const gm_block *block, size_t requested)
         t->fault = "a live block is smaller than what was asked for";
     }
 }
+
+#if GM_SHARDS
+
+/* Nothing is left to do there while the pool's lock is held, nor to be counted. */
+static void
+check_shard(tally *t, const gm_shard *shard)
+{
+    static const gm_stats nothing;
+
+    if (shard->echo.block || shard->echo.resting || shard->recent) {
+        t->fault = "a shard remembers what may have ended";
+    }
+    else if (memcmp(&shard->stats, &nothing, sizeof nothing) != 0) {
+        t->fault = "a shard counted what the pool does not know";
+    }
+}
+
+#endif
 
 static void
 check_state(tally *t, const gm_block *block)
@@ -184,25 +206,48 @@ check_arena(tally *t, const gm_pool *pool, const gm_arena *arena)
     if (pool->reserving ? arena->pins < pins : arena->pins != pins) {
         t->fault = "an arena is pinned by more or by less than what is in it";
     }
+#if GM_SHARDS
+    if (arena->shard != gm_pool_shard(pool, arena->key)) {
+        t->fault = "an arena is of another shard than its key";
+    }
+#endif
     t->arenas++;
     check_index(t, &arena->index, GM_BLOCK_FREE);
 }
 
+/* Counts the spare nodes of one store on, of as many nodes as there are. */
+static void
+check_store(tally *t, const gm_block_store *store, size_t made, size_t *nodes)
+{
+    for (const gm_block *b = store->spare; b; b = b->u.spare) {
+        if (b->state != GM_BLOCK_SPARE || *nodes == made) {
+            t->fault = "the list of spare nodes holds one that is not spare";
+            return;
+        }
+        (*nodes)++;
+    }
+}
+
 /* Each node is spare, a block of a segment, or its handle's alone. A request that waits
- * for upstream has some as well. */
+ * for upstream has some as well. They may lie in another store than they came from. */
 static void
 check_nodes(tally *t, const gm_pool *pool)
 {
     size_t nodes = t->blocks + pool->voided;
+    size_t made = pool->store.nodes;
 
-    for (const gm_block *b = pool->store.spare; b; b = b->u.spare) {
-        if (b->state != GM_BLOCK_SPARE || nodes == pool->store.nodes) {
-            t->fault = "the list of spare nodes holds one that is not spare";
-            return;
-        }
-        nodes++;
+#if GM_SHARDS
+    for (const gm_shard *s = gm_pool_first_shard(pool); s; s = s->next) {
+        made += s->store.nodes;
     }
-    if (pool->reserving ? nodes > pool->store.nodes : nodes != pool->store.nodes) {
+    for (const gm_shard *s = gm_pool_first_shard(pool); s && !t->fault; s = s->next) {
+        check_store(t, &s->store, made, &nodes);
+    }
+#endif
+    if (!t->fault) {
+        check_store(t, &pool->store, made, &nodes);
+    }
+    if (!t->fault && (pool->reserving ? nodes > made : nodes != made)) {
         t->fault = "a node is neither spare nor in use";
     }
 }
@@ -275,6 +320,11 @@ gm_pool_check(gm_pool *pool)
             check_arena(&t, pool, a);
         }
     }
+#if GM_SHARDS
+    for (gm_shard *s = gm_pool_first_shard(pool); s && !t.fault; s = s->next) {
+        check_shard(&t, s);
+    }
+#endif
     for (gm_part *p = pool->parts; p && !t.fault; p = p->next) {
         check_index(&t, &p->index, GM_BLOCK_CAPTURED);
     }

@@ -134,7 +134,7 @@ void_block_locked(gm_pool *pool, gm_block *block, size_t requested)
     pool->stats.used_bytes -= block->size;
     pool->stats.requested_bytes -= requested;
     pool->stats.live_blocks--;
-    block->generation++;
+    gm_block_retire(block);
     block->state = GM_BLOCK_VOID; // `deferred` may be written by a free just now
     pool->voided++;
 }

@@ -57,7 +57,7 @@ reserve_locked(gm_pool *pool, const gm_request *request, reservation *r)
     if (!gm_block_store_prepare(&pool->store)) {
         return GM_ERR_HOST_MEMORY;
     }
-    r->arena = gm_arena_pin(&pool->arenas, request->key);
+    r->arena = gm_pool_pin_arena_locked(pool, request->key);
     if (!r->arena) {
         return GM_ERR_HOST_MEMORY;
     }

@@ -10,7 +10,7 @@
  */
 #include "gm_pending.h"
 
-#include "gm_pool_private.h"
+#include "gm_shard_private.h"
 
 #include <sched.h> // sched_yield
 
@@ -101,7 +101,7 @@ gm_pool_take_back_noted_locked(gm_pool *pool, gm_block *block)
     pool->stats.used_bytes -= block->size;
     pool->stats.requested_bytes -= note->requested;
     pool->stats.live_blocks--;
-    block->generation++;
+    gm_block_retire(block);
     block->state = GM_BLOCK_PENDING;
     pool->stats.pending_bytes += block->size;
     pool->stats.pending_blocks++;
@@ -259,6 +259,33 @@ look_locked(const gm_pool *pool,
     return known && known->by.announced ? GM_OK : GM_NOT_READY;
 }
 
+/* The same without a lock. A block is mostly used on the stream it was taken for, which
+ * its shard can tell. */
+static gm_status
+look(gm_pool *pool, const gm_block *block, uint32_t generation, const gm_stream_use *by)
+{
+    gm_status status;
+#if GM_SHARDS
+    gm_shard *shard = gm_pool_shard_of(pool, block, generation);
+
+    if (shard) {
+        bool own;
+
+        gm_lock_acquire(&shard->lock);
+        own = gm_shard_has(shard, block, generation) &&
+              look_locked(pool, block, generation, by) == GM_OK;
+        gm_lock_release(&shard->lock);
+        if (own) {
+            return GM_OK;
+        }
+    }
+#endif
+    gm_pool_lock(pool);
+    status = look_locked(pool, block, generation, by);
+    gm_pool_unlock(pool);
+    return status;
+}
+
 /* A use with its first mark, where it needs one now. */
 static gm_status
 prepare_use(gm_pool *pool, const gm_stream_use *by, gm_use **out)
@@ -305,9 +332,7 @@ gm_pool_record_use(gm_pool *pool,
     if (gm_process_is_frozen()) {
         return gm_process_status();
     }
-    gm_pool_lock(pool);
-    status = look_locked(pool, block, generation, by);
-    gm_pool_unlock(pool);
+    status = look(pool, block, generation, by);
     if (status != GM_NOT_READY) {
         return status;
     }

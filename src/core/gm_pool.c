@@ -5,12 +5,12 @@
  * gm_miss.c and gm_reclaim.c.
  */
 #include "gm_pending.h"
-#include "gm_pool_private.h"
+#include "gm_shard_private.h"
 
 gm_status
 gm_pool_new(int device, gm_upstream upstream, gm_pool **out)
 {
-    gm_pool *pool = gm_host_zalloc(sizeof(*pool));
+    gm_pool *pool = gm_host_zalloc_aligned(_Alignof(gm_pool), sizeof(*pool));
 
     if (!pool) {
         return GM_ERR_HOST_MEMORY;
@@ -35,6 +35,7 @@ pool_destroy(gm_pool *pool)
     if (pool->upstream.end) {
         pool->upstream.end(pool->upstream.context);
     }
+    gm_shards_fini(pool);
     gm_arena_table_fini(&pool->arenas);
     gm_block_store_fini(&pool->store);
     gm_host_free(pool);
@@ -75,10 +76,9 @@ gm_pool_user(const gm_pool *pool)
 /* ---- the lock ---- */
 
 void
-gm_pool_drain_locked(gm_pool *pool)
+gm_pool_drain_locked(gm_pool *pool, _Atomic(gm_block *) *list)
 {
-    gm_block *block =
-        atomic_exchange_explicit(&pool->deferred, NULL, memory_order_acquire);
+    gm_block *block = atomic_exchange_explicit(list, NULL, memory_order_acquire);
 
     while (block) {
         gm_block *next = block->u.live.deferred;
@@ -89,11 +89,21 @@ gm_pool_drain_locked(gm_pool *pool)
     }
 }
 
+#if !GM_SHARDS
+
+void
+gm_shard_drain(gm_shard *shard)
+{
+    gm_pool_drain_locked(shard, &shard->deferred);
+}
+
+#endif
+
 void
 gm_pool_lock(gm_pool *pool)
 {
     gm_lock_acquire(&pool->lock);
-    gm_pool_entered_locked(pool);
+    gm_shards_enter(pool);
 }
 
 bool
@@ -102,13 +112,14 @@ gm_pool_try_lock(gm_pool *pool)
     if (GM_UNLIKELY(!gm_lock_try(&pool->lock))) {
         return false;
     }
-    gm_pool_entered_locked(pool);
+    gm_shards_enter(pool);
     return true;
 }
 
 void
 gm_pool_unlock(gm_pool *pool)
 {
+    gm_shards_leave(pool);
     gm_lock_release(&pool->lock);
 }
 
@@ -137,8 +148,7 @@ pool_may_end_locked(gm_pool *pool)
  * idle segments upstream and, when nothing is left, drops the reference that stands for
  * owner and blocks. Looks again where it may have kept a free from ending its block,
  * because nobody else may come by: one that was postponed while the lock was held, or
- * drained on the way back from upstream. The look is a read-modify-write so that either
- * it sees the postponed free or the free sees the lock released. */
+ * drained on the way back from upstream. */
 static void
 pool_leave_closed(gm_pool *pool)
 {
@@ -161,7 +171,7 @@ pool_leave_closed(gm_pool *pool)
         if (end) {
             gm_pool_unref(pool);
         }
-        again |= atomic_fetch_add(&pool->deferred, 0) != NULL;
+        again |= gm_pool_has_deferred(pool);
     } while (again && gm_pool_try_lock(pool));
     gm_pool_unref(pool);
 }
@@ -199,17 +209,36 @@ gm_pool_close(gm_pool *pool)
 
 /* ---- postponed frees ---- */
 
+void
+gm_block_defer(_Atomic(gm_block *) *list, gm_block *block)
+{
+    gm_block *head = atomic_load_explicit(list, memory_order_relaxed);
+
+    do {
+        block->u.live.deferred = head;
+    } while (!atomic_compare_exchange_weak(list, &head, block));
+}
+
+bool
+gm_pool_has_deferred(gm_pool *pool)
+{
+    bool found = gm_block_is_deferred(&pool->deferred);
+
+#if GM_SHARDS
+    for (gm_shard *s = gm_pool_first_shard(pool); s; s = s->next) {
+        found |= gm_block_is_deferred(&s->deferred);
+    }
+#endif
+    return found;
+}
+
 /* The block keeps the pool alive until it is drained; the reference covers the rest of
  * this function. */
 void
 gm_pool_defer(gm_pool *pool, gm_block *block)
 {
-    gm_block *head = atomic_load_explicit(&pool->deferred, memory_order_relaxed);
-
     gm_pool_ref(pool);
-    do {
-        block->u.live.deferred = head;
-    } while (!atomic_compare_exchange_weak(&pool->deferred, &head, block));
+    gm_block_defer(&pool->deferred, block);
     if (gm_pool_try_lock(pool)) {
         gm_pool_leave(pool);
     }
@@ -269,7 +298,7 @@ pool_void_handle_locked(gm_pool *pool, gm_block *block)
         twin->next->prev = twin;
     }
     block->state = GM_BLOCK_VOID;
-    block->generation++;
+    gm_block_retire(block);
     pool->voided++;
     return twin;
 }

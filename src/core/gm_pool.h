@@ -13,7 +13,8 @@
  * KiB an arena.
  *
  * Threading: everything may be called from any thread. One mutex a pool, a leaf: while
- * it is held nothing is called outside the core and no other lock is taken.
+ * it is held nothing is called outside the core and no other lock is taken; but where
+ * there is no interpreter lock it has shards with a lock each (gm_shard.h).
  * gm_pool_malloc and gm_pool_free never wait: the first reports GM_BUSY, the second
  * leaves the block on a list that the next holder drains. gm_pool_malloc_slow, the
  * limit and the statistics may wait, so a caller that holds an interpreter lets go of

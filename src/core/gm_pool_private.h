@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pool's insides, for gm_pool.c, gm_hit.c (the hit path), gm_miss.c, gm_idle.c
- * and gm_reclaim.c (the miss path), gm_note.c, gm_pending.c, gm_stream_end.c, gm_lend.c
- * and gm_part.c (memory of several streams and of graphs), gm_explain.c (what is read)
- * and gm_check.c, gm_check_waits.c alone.
+ * The pool's insides, for gm_pool.c, gm_hit.c and gm_shard.c (the hit path), gm_miss.c,
+ * gm_idle.c and gm_reclaim.c (the miss path), gm_note.c, gm_pending.c, gm_stream_end.c,
+ * gm_lend.c and gm_part.c (memory of several streams and of graphs), gm_explain.c (what
+ * is read) and gm_check.c, gm_check_waits.c alone.
  *
  * Lock rule: functions ending in _locked are called with pool->lock held and call
  * nothing outside the core.
@@ -12,29 +12,26 @@
 #define GM_POOL_PRIVATE_H
 
 #include "gm_capture.h"
-#include "gm_lock.h"
 #include "gm_note.h"
 #include "gm_pool.h"
 #include "gm_process.h" // gm_pool_link
+#include "gm_shard.h"
 
 #include <stdatomic.h>
 
-/* What the pool's last request got, as long as nothing but that happened since; with it
- * the same again costs next to nothing: see gm_hit.c. Only a pool that needs no
- * attention has one. */
-typedef struct gm_echo {
-    gm_block *block;   // LIVE; NULL for none
-    gm_block *resting; // the same once it was given back, which is not carried out yet
-    gm_stream_key key; // the request's
-    size_t cuts;       // 1 if the block was cut off a larger one, else 0
-} gm_echo;
-
+/* NOLINTNEXTLINE(clang-analyzer-optin.performance.Padding): lines of their own */
 struct gm_pool {
+#if GM_SHARDS
+    GM_SHARD_APART _Atomic(gm_shard *) shards[GM_SHARD_COUNT]; // by key; NULL: not made
+    _Atomic(gm_shard *) first_shard;                           // by `next`
+#endif
     gm_lock lock;
     bool attention; // closed, or something was dropped: leaving takes more
+#if !GM_SHARDS
     gm_echo echo;
-    _Atomic(gm_block *) deferred; // frees that found the lock busy
-    gm_stats stats;
+#endif
+    _Atomic(gm_block *) deferred;  // frees that found the lock busy
+    GM_SHARD_APART gm_stats stats; // shards write to it
     gm_arena_table arenas;
     gm_block_store store;
     gm_segment *first; // segments, oldest first
@@ -82,7 +79,7 @@ struct gm_part {
 };
 
 /* Waits for the lock, carries out what was given back and rests, and drains postponed
- * frees; gm_pool_try_lock does not wait. */
+ * frees; gm_pool_try_lock does not wait, but for shards. */
 void gm_pool_lock(gm_pool *pool);
 bool gm_pool_try_lock(gm_pool *pool);
 void gm_pool_unlock(gm_pool *pool);
@@ -95,26 +92,11 @@ void gm_pool_leave(gm_pool *pool);
 void gm_pool_ref(gm_pool *pool);
 void gm_pool_unref(gm_pool *pool);
 
-/* Carries out the free of the block that rests; drains the list of postponed frees. */
-GM_NOINLINE void gm_pool_end_rest_locked(gm_pool *pool);
-GM_COLD void gm_pool_drain_locked(gm_pool *pool);
-
-/* The first thing done with the lock, but for what the echo serves. */
-static inline void
-gm_pool_entered_locked(gm_pool *pool)
-{
-    pool->echo.block = NULL;
-    if (pool->echo.resting) {
-        gm_pool_end_rest_locked(pool);
-    }
-    if (GM_UNLIKELY(atomic_load_explicit(&pool->deferred, memory_order_relaxed) !=
-                    NULL)) {
-        gm_pool_drain_locked(pool);
-    }
-}
-
 /* Leaves the end of a handle to whoever holds the lock next. */
 GM_COLD void gm_pool_defer(gm_pool *pool, gm_block *block);
+
+/* Whether somebody did so since the lock was held last. No lock needed. */
+bool gm_pool_has_deferred(gm_pool *pool);
 
 /* Ends the handle of `block`, with its bytes unless those went back by address. */
 void gm_pool_end_handle_locked(gm_pool *pool, gm_block *block);
@@ -122,15 +104,19 @@ void gm_pool_end_handle_locked(gm_pool *pool, gm_block *block);
 /* Cuts a block that is in no index to `rounded` bytes and puts the rest into `index`,
  * in the same state. The store is prepared. */
 static inline void
-gm_pool_cut_locked(gm_pool *pool, gm_index *index, gm_block *block, size_t rounded)
+gm_block_cut(gm_stats *stats,
+             gm_block_store *store,
+             gm_index *index,
+             gm_block *block,
+             size_t rounded)
 {
-    gm_block *tail = gm_block_take(&pool->store);
+    gm_block *tail = gm_block_take(store);
 
     gm_block_split(block, rounded, tail);
     tail->state = block->state;
     tail->client = block->client;
     gm_index_put(index, tail);
-    pool->stats.splits++;
+    stats->splits++;
 }
 
 /* Takes a free block out of `index` and cuts it to `rounded` bytes. The store is
@@ -142,13 +128,26 @@ gm_pool_carve_locked(gm_pool *pool, gm_index *index, gm_block *block, size_t rou
     if (block->size == rounded) {
         return false;
     }
-    gm_pool_cut_locked(pool, index, block, rounded);
+    gm_block_cut(&pool->stats, &pool->store, index, block, rounded);
     return true;
 }
 
 /* Puts a block that nobody uses any more among the free ones of its arena, joined with
  * free neighbours. Whose it was is the caller's to count. */
 void gm_pool_cache_locked(gm_pool *pool, gm_block *block);
+
+/* ---- gm_shard.c ---- */
+
+/* As gm_arena_pin. */
+#if GM_SHARDS
+gm_arena *gm_pool_pin_arena_locked(gm_pool *pool, gm_stream_key key);
+#else
+static inline gm_arena *
+gm_pool_pin_arena_locked(gm_pool *pool, gm_stream_key key)
+{
+    return gm_arena_pin(&pool->arenas, key);
+}
+#endif
 
 /* ---- gm_pending.c ---- */
 
@@ -258,12 +257,16 @@ gm_status gm_pool_hit_locked(gm_pool *pool,
 
 /* Bytes that are cached. */
 static inline size_t
-gm_pool_cached_locked(const gm_pool *pool)
+gm_stats_cached(const gm_stats *stats)
 {
-    const gm_stats *stats = &pool->stats;
-
     return stats->total_bytes - stats->used_bytes - stats->pending_bytes -
            stats->captured_bytes;
+}
+
+static inline size_t
+gm_pool_cached_locked(const gm_pool *pool)
+{
+    return gm_stats_cached(&pool->stats);
 }
 
 /* Blocks that are cached. Each segment began as one and a cut makes one more, until the
@@ -277,15 +280,27 @@ gm_pool_cached_blocks_locked(const gm_pool *pool)
            stats->live_blocks - stats->pending_blocks - stats->captured_blocks;
 }
 
+/* A shard counts from 0 and may come below, so as signed numbers; what is counted in
+ * all is far from their end. */
+static inline void
+gm_stats_raise(size_t *peak, size_t now)
+{
+    if (GM_UNLIKELY((ptrdiff_t)now > (ptrdiff_t)*peak)) {
+        *peak = now;
+    }
+}
+
 /* Before bytes leave the cache: whatever makes it grow looks at no peak. */
+static inline void
+gm_stats_note_cached(gm_stats *stats)
+{
+    gm_stats_raise(&stats->peak_free_bytes, gm_stats_cached(stats));
+}
+
 static inline void
 gm_pool_note_cached_locked(gm_pool *pool)
 {
-    size_t cached = gm_pool_cached_locked(pool);
-
-    if (GM_UNLIKELY(cached > pool->stats.peak_free_bytes)) {
-        pool->stats.peak_free_bytes = cached;
-    }
+    gm_stats_note_cached(&pool->stats);
 }
 
 /* The next pool on the list after number `after`, on that device and not `pool` (NULL:

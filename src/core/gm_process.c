@@ -9,7 +9,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h> // nanosleep
+#include <string.h> // memset
+#include <time.h>   // nanosleep
 
 atomic_uint gm_process_special;
 
@@ -103,6 +104,18 @@ void *
 gm_host_alloc_aligned(size_t alignment, size_t size)
 {
     return host_may_allocate(size) ? aligned_alloc(alignment, size) : NULL;
+}
+
+void *
+gm_host_zalloc_aligned(size_t alignment, size_t size)
+{
+    void *ptr;
+
+    if (alignment <= _Alignof(max_align_t)) {
+        return gm_host_zalloc(size);
+    }
+    ptr = gm_host_alloc_aligned(alignment, size);
+    return ptr ? memset(ptr, 0, size) : NULL;
 }
 
 void

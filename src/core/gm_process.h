@@ -91,10 +91,12 @@ void gm_process_unclaim(void);
 void gm_process_exit(void);
 
 /* Host memory. Return NULL when there is none (or a test says so); gm_host_free
- * accepts NULL. gm_host_alloc_aligned gives whole cache lines. */
+ * accepts NULL. gm_host_alloc_aligned gives whole cache lines, gm_host_zalloc_aligned a
+ * size that is a multiple of the alignment. */
 void *gm_host_alloc(size_t size);
 void *gm_host_zalloc(size_t size);
 void *gm_host_alloc_aligned(size_t alignment, size_t size);
+void *gm_host_zalloc_aligned(size_t alignment, size_t size);
 void gm_host_free(void *ptr);
 
 /* Test seam: when set, asked before each host allocation; true makes it fail.

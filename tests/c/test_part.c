@@ -4,9 +4,9 @@
  * dropped, counting, launches of several parts, and parts that end in any order.
  */
 #include "streams.h"
+#include "spares.h"
 
 #include "core/gm_capture.h"
-#include "core/gm_pool_private.h" // the spare nodes
 
 enum {
     RECORDING = 77,
@@ -129,25 +129,19 @@ all_but_notes(void *context, size_t size)
 TEST(part_without_host_memory_for_a_node)
 {
     site s = open_site(64 * MIB);
-    gm_stream_use stream = stream_with(s, MIB), other = stream_with(s, MIB);
+    gm_stream_use stream = stream_with(s, MIB);
     gm_capture *capture = begin(&stream);
-    holding taken[256], h = take_for(s.pool, UNITS(1), stream.key);
-    size_t count = 0;
+    holding h = take_for(s.pool, UNITS(1), stream.key);
+    spares kept = spares_hide(s.pool);
 
-    while (s.pool->store.spare) {
-        taken[count++] = take_for(s.pool, UNITS(1), other.key);
-    }
     gm_host_set_fault(all_but_notes, NULL);
     CHECK_EQ(try_hold(s.pool, UNITS(1), stream.key, &h), GM_ERR_HOST_MEMORY);
     gm_host_set_fault(NULL, NULL);
+    spares_show(s.pool, &kept);
     check_pool(s.pool);
     let_go(h);
-    while (count > 0) {
-        let_go(taken[--count]);
-    }
     gm_capture_release(capture);
     end_stream(s.sim, stream);
-    end_stream(s.sim, other);
     close_site(s);
 }
 

@@ -58,10 +58,10 @@ let_go_elsewhere(holding h)
 static void
 postpone(holding h)
 {
-    gm_lock_acquire(&h.pool->lock);
+    gm_pool_lock(h.pool);
     let_go_elsewhere(h);
-    CHECK(atomic_load(&h.pool->deferred) == h.block);
-    gm_lock_release(&h.pool->lock);
+    CHECK(gm_pool_has_deferred(h.pool));
+    gm_pool_unlock(h.pool);
 }
 
 /* ---- closing ---- */
@@ -163,12 +163,12 @@ TEST(life_free_does_not_wait_for_a_busy_lock)
     let_go(take_bytes(b.pool, UNITS(2)));
     x = take_bytes(b.pool, UNITS(1));
     y = take_bytes(b.pool, UNITS(1));
-    gm_lock_acquire(&b.pool->lock);
+    gm_pool_lock(b.pool);
     let_go(x); // returns, though this very thread has the lock
     let_go_elsewhere(y);
     CHECK_EQ(b.pool->stats.live_blocks, 2);
     CHECK_EQ(b.pool->stats.deferred_frees, 0);
-    gm_lock_release(&b.pool->lock);
+    gm_pool_unlock(b.pool);
     s = stats_of(b.pool); // whoever comes next does it
     CHECK_EQ(s.live_blocks, 0);
     CHECK_EQ(s.deferred_frees, 2);

@@ -65,7 +65,7 @@ check_left_alone(bench *b)
     let_go(b->live);
     gm_pool_close(b->pool);
     check_same_stats(&b->pool->stats, &before);
-    CHECK(atomic_load(&b->pool->deferred) == NULL);
+    CHECK(!gm_pool_has_deferred(b->pool));
     CHECK_EQ(b->live.block->state, GM_BLOCK_LIVE);
     CHECK(!b->pool->closed);
     CHECK_EQ(b->books.gives, 0);
@@ -159,9 +159,9 @@ TEST(process_child_waits_for_no_lock)
 
     bench_init(&b);
     gm_process_opened();
-    gm_lock_acquire(&b.pool->lock);
+    gm_pool_lock(b.pool);
     in_child(child_after_a_device, &b);
-    gm_lock_release(&b.pool->lock);
+    gm_pool_unlock(b.pool);
     bench_fini(&b);
 }
 

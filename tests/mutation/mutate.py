@@ -9,7 +9,8 @@ Each mutant is one edit of one place: a comparison flipped or moved by one, a nu
 higher, + for -, && for ||, a condition that is always or never so, neighbours or
 operands swapped (which side of a split keeps the address), or a statement left out (a
 merge, an unlock, a count). The runner of the C tests is built with it, with a check for
-leaks of host memory; a mutant is killed when a test fails or none ends for
+leaks of host memory, and with shards where the place is compiled only then; a mutant is
+killed when a test fails or none ends for
 HANG_SECONDS. What does not compile is not counted. The tests named after the file are
 run before the others, for most mutants die there.
 
@@ -41,7 +42,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SURVIVORS = Path(__file__).with_name("survivors.txt")
 LEAST = 0.90
 HANG_SECONDS = 15
-RUNNER = "build/c/leak/runner"
 
 # They state what must hold; the tests are what calls them.
 CHECKS = ("gm_check.c", "gm_check_waits.c")
@@ -121,6 +121,19 @@ def function_at(text: str, offset: int) -> str:
     return found
 
 
+def needs_shards(text: str, offset: int) -> bool:
+    """Whether what lies there is compiled only where a pool has shards."""
+    inside: list[bool] = []
+    for match in re.finditer(r"^#(if|else|endif)(.*)$", text[:offset], re.MULTILINE):
+        if match[1] == "endif":
+            inside.pop()
+        elif match[1] == "else":
+            inside[-1] = False
+        else:  # also #ifdef and #ifndef
+            inside.append(match[2] == " GM_SHARDS")
+    return any(inside)
+
+
 def mutants_of(path: Path) -> Iterator[Mutant]:
     text = path.read_text()
     skipped = [match.span() for match in SKIPPED.finditer(text)]
@@ -156,9 +169,9 @@ def all_mutants() -> list[Mutant]:
     return [m for path in files if path.name not in CHECKS for m in mutants_of(path)]
 
 
-def compiles(tree: Path) -> bool:
+def compiles(tree: Path, shards: bool) -> bool:
     done = subprocess.run(
-        ["make", "-s", "DEBUG=1", "SAN=leak", RUNNER],
+        ["make", "-s", "DEBUG=1", "SAN=leak", f"SHARDS={int(shards)}", runner(shards)],
         cwd=tree,
         capture_output=True,
         timeout=600,
@@ -167,43 +180,49 @@ def compiles(tree: Path) -> bool:
     return done.returncode == 0
 
 
-def passes(tree: Path, tests: str = "") -> bool:
+def runner(shards: bool) -> str:
+    return f"build/c/leak{'-shards' if shards else ''}/runner"
+
+
+def passes(tree: Path, shards: bool, tests: str = "") -> bool:
     """Whether none of the tests whose name contains `tests` fails or hangs."""
-    runner = subprocess.Popen(
-        [tree / RUNNER, tests],
+    process = subprocess.Popen(
+        [tree / runner(shards), tests],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
     )
-    assert runner.stdout is not None
-    timer = threading.Timer(HANG_SECONDS, runner.kill)
+    assert process.stdout is not None
+    timer = threading.Timer(HANG_SECONDS, process.kill)
     timer.start()
     try:
         last = ""
-        for last in runner.stdout:
+        for last in process.stdout:
             timer.cancel()
             if last.startswith("FAIL"):
                 return False
-            timer = threading.Timer(HANG_SECONDS, runner.kill)
+            timer = threading.Timer(HANG_SECONDS, process.kill)
             timer.start()
         return ", 0 failed, " in last  # its closing line; without it, it was killed
     finally:
         timer.cancel()
-        runner.kill()
-        runner.wait()
-        runner.stdout.close()
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def verdict(tree: Path, mutant: Mutant) -> str:
     path = tree / mutant.file
     text = path.read_text()
+    shards = needs_shards(text, mutant.start)
     path.write_text(text[: mutant.start] + mutant.new + text[mutant.end :])
     try:
-        if not compiles(tree):
+        if not compiles(tree, shards):
             return "does not compile"
-        nearest = path.stem.removeprefix("gm_") + "_"
-        return "SURVIVED" if passes(tree, nearest) and passes(tree) else "killed"
+        nearest = path.stem.removeprefix("gm_").removesuffix("_private") + "_"
+        survived = passes(tree, shards, nearest) and passes(tree, shards)
+        return "SURVIVED" if survived else "killed"
     except subprocess.TimeoutExpired:
         return "does not compile"
     finally:
@@ -216,9 +235,10 @@ def work(tree: Path, queue: "SimpleQueue[Mutant]", results: dict[Mutant, str]) -
     for folder in ("src", "tests/c"):
         shutil.copytree(ROOT / folder, tree / folder)
     shutil.copy(ROOT / "Makefile", tree)
-    if not compiles(tree) or not passes(tree):
-        print("the C tests do not pass without any mutant", file=sys.stderr)
-        return
+    for shards in (False, True):
+        if not compiles(tree, shards) or not passes(tree, shards):
+            print("the C tests do not pass without any mutant", file=sys.stderr)
+            return
     while True:
         try:
             mutant = queue.get_nowait()
