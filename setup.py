@@ -71,6 +71,8 @@ class BuildCore(build_ext):
             ("GM_WITH_CUDA", "1" if toolkit else "0"),
             ("GM_BUILD_CUDA_FROM", f'"{cuda_from}"'),
         ]
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):
+            macros.append(("GM_SHARDS", "1"))
         if switch("GPUMEM_DEBUG"):
             # Python's own flags may hold -DNDEBUG and -D_FORTIFY_SOURCE.
             compile_args += ["-O0", "-g3", "-UNDEBUG", "-U_FORTIFY_SOURCE"]

@@ -8,6 +8,7 @@ hang into a failure.
 import gc
 import random
 import sys
+import sysconfig
 import threading
 
 import pytest
@@ -354,4 +355,51 @@ def test_hooks_are_told_of_frees_of_what_other_threads_made(pool, in_threads):
         mailboxes.clear()
     assert len(given) == THREADS * 200
     assert sorted(back) == sorted(given)
+    at_rest(pool)
+
+
+@pytest.mark.skipif(
+    not sysconfig.get_config_var("Py_GIL_DISABLED"),
+    reason="with the interpreter lock threads take turns",
+)
+def test_threads_on_their_own_streams_do_not_meet(pool, in_threads):
+    """No free finds its part of the pool busy, once all have memory."""
+    ready = threading.Barrier(THREADS)
+
+    def work(index):
+        rng = random.Random(index)
+        with Stream():
+            kept = [pool.malloc(1000 * UNIT)]
+            kept.clear()
+            ready.wait(60)
+            for _ in range(2000):
+                kept.append(pool.malloc(UNIT * rng.randrange(1, 9)))
+                if len(kept) > 20:
+                    del kept[rng.randrange(len(kept))]
+            kept.clear()
+            ready.wait(60)
+
+    in_threads(THREADS, work)
+    stats = pool.stats()
+    assert (stats["hits"], stats["misses"]) == (THREADS * 2000, THREADS)
+    assert stats["deferred_frees"] == 0
+    at_rest(pool)
+
+
+def test_what_a_thread_keeps_for_reuse_ends_with_it(pool, in_threads):
+    """Dead pointers and their memory, which may be kept for the next request."""
+
+    def work(index):
+        with Stream():
+            kept = [pool.malloc(UNIT) for _ in range(300)]
+            assert len({id(pointer) for pointer in kept}) == 300
+            kept.clear()
+            kept.append(pool.malloc(UNIT))
+
+    in_threads(1, work)
+    before = [sys.getrefcount(t) for t in (gpumem.MemoryPointer, gpumem.PooledMemory)]
+    in_threads(4, work)
+    gc.collect()
+    after = [sys.getrefcount(t) for t in (gpumem.MemoryPointer, gpumem.PooledMemory)]
+    assert after == before
     at_rest(pool)

@@ -90,6 +90,15 @@ typedef struct gmpy_mutex {
 #define GMPY_UNLOCK(mutex) ((void)(mutex))
 #endif
 
+/* What one thread sets, once, and others read without a lock. */
+#ifdef Py_GIL_DISABLED
+#define GMPY_PUBLISH(place, value) __atomic_store_n(place, value, __ATOMIC_RELEASE)
+#define GMPY_SEE(place) __atomic_load_n(place, __ATOMIC_ACQUIRE)
+#else
+#define GMPY_PUBLISH(place, value) ((void)(*(place) = (value)))
+#define GMPY_SEE(place) (*(place))
+#endif
+
 /* Per-object locks of builds without the interpreter lock; nothing elsewhere. */
 #ifndef Py_BEGIN_CRITICAL_SECTION
 #define Py_BEGIN_CRITICAL_SECTION(op) {

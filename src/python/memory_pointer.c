@@ -54,15 +54,9 @@ static PyObject *
 pointer_alloc(gmpy_state *st)
 {
     PyTypeObject *type = gmpy_type(st->MemoryPointerType);
+    PyObject *kept = gmpy_freelist_take(GMPY_REUSE(st, pointers), type);
 
-#ifndef Py_GIL_DISABLED
-    if (st->pointers.count > 0) {
-        PyObject *self = st->pointers.items[--st->pointers.count];
-
-        return gmpy_revive(self, type);
-    }
-#endif
-    return (PyObject *)PyObject_GC_New(gmpy_pointer, type);
+    return kept ? kept : (PyObject *)PyObject_GC_New(gmpy_pointer, type);
 }
 
 PyObject *
@@ -106,23 +100,18 @@ pointer_dealloc(PyObject *self)
 {
     gmpy_pointer *pointer = (gmpy_pointer *)self;
     PyTypeObject *type = Py_TYPE(self);
+    gmpy_state *st;
 
     if (GM_UNLIKELY(pointer->tracked)) {
         PyObject_GC_UnTrack(self);
     }
     Py_XDECREF(pointer->mem);
-#ifndef Py_GIL_DISABLED
-    gmpy_state *st = pointer->st;
-
-    if (type == gmpy_type(st->MemoryPointerType) &&
-        st->pointers.count < st->pointers.room) {
-        st->pointers.items[st->pointers.count++] = self;
+    st = pointer->st;
+    if (type != gmpy_type(st->MemoryPointerType) ||
+        !gmpy_freelist_put(GMPY_REUSE(st, pointers), self, type)) {
+        type->tp_free(self);
         Py_DECREF(type);
-        return;
     }
-#endif
-    type->tp_free(self);
-    Py_DECREF(type);
 }
 
 /* ---- construction ---- */

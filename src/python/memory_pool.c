@@ -63,11 +63,13 @@ PyDoc_STRVAR(
 
 /* ---- the pool of a device ---- */
 
-/* The native pool on `device`; NULL where none was made, or it was cleared. */
+/* The native pool on `device`; NULL where none was made, or it was cleared. Needs no
+ * critical section: what is there stays as long as somebody can call the pool. */
 static inline gm_pool *
 memory_pool_native(const memory_pool *self, int device)
 {
-    PyObject *pool = device < self->device_count ? self->pools[device] : NULL;
+    PyObject *pool =
+        device < GMPY_SEE(&self->device_count) ? GMPY_SEE(&self->pools[device]) : NULL;
 
     return GM_LIKELY(pool != NULL) ? ((gmpy_device_pool *)pool)->pool : NULL;
 }
@@ -85,7 +87,7 @@ memory_pool_make(memory_pool *self, int device)
             PyErr_NoMemory();
             return -1;
         }
-        self->device_count = st->device_count;
+        GMPY_PUBLISH(&self->device_count, st->device_count);
     }
     pool = gmpy_device_pool_new(st, device, &setup);
     if (!pool) {
@@ -96,7 +98,7 @@ memory_pool_make(memory_pool *self, int device)
         Py_DECREF(pool);
     }
     else {
-        self->pools[device] = pool;
+        GMPY_PUBLISH(&self->pools[device], pool);
     }
     return 0;
 }
@@ -288,17 +290,16 @@ memory_pool_malloc_on(PyObject *op, size_t size, PyObject *device_arg)
 PyObject *
 gmpy_memory_pool_malloc(PyObject *op, PyObject *arg)
 {
+    const memory_pool *self = (const memory_pool *)op;
+    gmpy_state *st;
+    gm_pool *pool;
     size_t size;
+    int device;
 
     if (gmpy_as_size(arg, "size", &size) < 0) {
         return NULL;
     }
-#ifndef Py_GIL_DISABLED
-    const memory_pool *self = (const memory_pool *)op;
-    gmpy_state *st = self->any.st;
-    gm_pool *pool;
-    int device;
-
+    st = self->any.st;
     device = gmpy_current_device(st);
     if (device < 0) {
         return NULL;
@@ -307,7 +308,6 @@ gmpy_memory_pool_malloc(PyObject *op, PyObject *arg)
     if (GM_LIKELY(pool != NULL)) {
         return gmpy_pool_malloc(st, pool, device, size);
     }
-#endif
     return memory_pool_malloc_on(op, size, NULL);
 }
 

@@ -156,8 +156,10 @@ module_fill(PyObject *module)
             return -1;
         }
     }
+#ifndef Py_GIL_DISABLED
     st->pointers.room = GMPY_FREELIST_SIZE;
     st->handles.room = GMPY_FREELIST_SIZE;
+#endif
     return module_set_allocators(module, st) < 0 ? -1 : register_exit(module);
 }
 
@@ -188,13 +190,20 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     return 0;
 }
 
-/* To end an object may need its type, so this comes before the types go. */
-static void
-freelist_close(gmpy_freelist *list, void (*release)(void *))
+void
+gmpy_freelist_close(gmpy_freelist *list, void (*release)(void *))
 {
     list->room = 0;
     while (list->count > 0) {
-        release(list->items[--list->count]);
+        PyObject *self = list->items[--list->count];
+#ifdef Py_GIL_DISABLED
+        PyTypeObject *type = Py_TYPE(self);
+#endif
+
+        release(self);
+#ifdef Py_GIL_DISABLED
+        Py_DECREF(type);
+#endif
     }
 }
 
@@ -203,8 +212,10 @@ module_clear(PyObject *module)
 {
     gmpy_state *st = gmpy_state_of_module(module);
 
-    freelist_close(&st->pointers, PyObject_GC_Del);
-    freelist_close(&st->handles, PyObject_Free);
+#ifndef Py_GIL_DISABLED // to end an object may need its type, so before the types go
+    gmpy_freelist_close(&st->pointers, PyObject_GC_Del);
+    gmpy_freelist_close(&st->handles, PyObject_Free);
+#endif
 #define CLEAR(name) Py_CLEAR(st->name);
     GMPY_STATE_OBJECTS(CLEAR)
 #undef CLEAR

@@ -19,6 +19,8 @@
 #include "compat.h"
 #include "core/gm_backend.h"
 #include "core/gm_pool.h"
+#include "reuse.h"
+#include "tally.h"
 
 /* Every object the module state owns: name, then what it is. One list for the fields,
  * the visit and the clear. */
@@ -65,18 +67,6 @@
     X(pinned_allocator)                                                                \
     X(default_pinned_pool)
 
-/* Dead objects of one exact type, kept for the next one. Unused where threads run
- * without the interpreter lock. Closed, with no room, once the module is taken apart:
- * what is kept then would outlive its type. */
-enum {
-    GMPY_FREELIST_SIZE = 128,
-};
-typedef struct gmpy_freelist {
-    int count;
-    int room; // how many it may keep
-    PyObject *items[GMPY_FREELIST_SIZE];
-} gmpy_freelist;
-
 typedef struct gmpy_watched gmpy_watched;
 typedef struct gmpy_guard gmpy_guard;
 typedef struct gmpy_parked gmpy_parked;
@@ -88,16 +78,20 @@ typedef struct gmpy_state {
     const gm_backend *backend; // NULL until first use
     gm_backend *sim;           // NULL unless the simulated device is in use
     gm_backend *fault;         // the wrapper around it that injects failures
-    gm_status refused;      // why the device did not take back what it was given last
-    int device_count;       // 0 until first use
-    uint64_t *lives;        // the number of each device's life as seen last
-    bool settings_used;     // some thread has settings of its own (thread.c)
-    bool process_hooked;    // process_hooks is not empty
-    bool async_pools;       // a MemoryAsyncPool was made
-    int hook_holders;       // threads with memory hooks, and the process if it has
+    gm_status refused;   // why the device did not take back what it was given last
+    int device_count;    // 0 until first use
+    uint64_t *lives;     // the number of each device's life as seen last
+    bool settings_used;  // some thread has settings of its own (thread.c)
+    bool process_hooked; // process_hooks is not empty
+    bool async_pools;    // a MemoryAsyncPool was made
+    int hook_holders;    // threads with memory hooks, and the process if it has
+#ifdef Py_GIL_DISABLED
+    unsigned threads; // how many were given a number (thread.c)
+#else
     gmpy_freelist pointers; // MemoryPointer objects for reuse
     gmpy_freelist handles;  // PooledMemory objects for reuse
-    gmpy_watched *watched;  // host memory that the device may still use (watch.c)
+#endif
+    gmpy_watched *watched; // host memory that the device may still use (watch.c)
     gmpy_watched *watched_last;
     int watched_count;
     gmpy_mutex watched_lock;   // guards the list of the watched
@@ -116,20 +110,6 @@ typedef struct gmpy_state {
 } gmpy_state;
 
 extern PyModuleDef gmpy_module_def;
-
-/* A dead object of exact type `type` back to life, as PyObject_Init does it but without
- * the calls, where the interpreter keeps no books about new references. */
-static inline PyObject *
-gmpy_revive(PyObject *self, PyTypeObject *type)
-{
-#if defined(Py_REF_DEBUG) || defined(Py_TRACE_REFS)
-    return PyObject_Init(self, type);
-#else
-    Py_INCREF(type);
-    Py_SET_REFCNT(self, 1);
-    return self;
-#endif
-}
 
 /* The state behind an instance of one of our types or of a subclass. */
 gmpy_state *gmpy_state_of(PyObject *self);
@@ -330,11 +310,39 @@ typedef struct gmpy_thread {
     bool collecting;        // has called the collector (collect.c)
     unsigned watches;       // base allocators under way (gmpy_hooks_watch)
     PyObject *hook_error;   // what a hook raised last below one of them
+#ifdef Py_GIL_DISABLED
+    gmpy_freelist *pointers; // MemoryPointer objects for reuse, NULL: no settings
+    gmpy_freelist *handles;  // PooledMemory objects for reuse, NULL: the same
+    unsigned number;         // of the thread, 0: it has none yet
+#endif
 } gmpy_thread;
 
 extern _Thread_local gmpy_thread gmpy_this_thread;
 
 int gmpy_thread_init(PyObject *module, gmpy_state *st);
+
+/* Where the calling thread finds objects for reuse; may be NULL. */
+#ifdef Py_GIL_DISABLED
+#define GMPY_REUSE(st, list) ((void)(st), gmpy_this_thread.list)
+#else
+#define GMPY_REUSE(st, list) (&(st)->list)
+#endif
+
+/* A number that is the calling thread's own, or 0 where threads take turns. */
+static inline unsigned
+gmpy_thread_number(gmpy_state *st)
+{
+#ifdef Py_GIL_DISABLED
+    if (GM_UNLIKELY(!gmpy_this_thread.number)) {
+        gmpy_this_thread.number =
+            1 + __atomic_fetch_add(&st->threads, 1, __ATOMIC_RELAXED);
+    }
+    return gmpy_this_thread.number;
+#else
+    (void)st;
+    return 0;
+#endif
+}
 
 /* The calling thread's settings; NULL where no thread ever had any, which is so in most
  * programs and spares them looking. */
@@ -534,7 +542,7 @@ struct gmpy_upstream {
     gmpy_mutex lock;           // guards the two below, where threads run at once
     struct gmpy_owner *owners; // what the callable's segments keep alive
     PyObject *object;          // the SingleDeviceMemoryPool, borrowed; NULL when gone
-    Py_ssize_t handles;        // PooledMemory objects out and requests under way
+    gmpy_tally handles;        // PooledMemory objects out and requests under way
     uint64_t notes;   // blocks that the device may use longer than their handle is out
     uint64_t settled; // how many of them there had been when none was left
 };
@@ -560,11 +568,9 @@ gmpy_upstream_of(gm_pool *pool)
 static inline void
 gmpy_upstream_count(gm_pool *pool, Py_ssize_t change)
 {
-#ifdef Py_GIL_DISABLED
-    __atomic_fetch_add(&gmpy_upstream_of(pool)->handles, change, __ATOMIC_RELAXED);
-#else
-    gmpy_upstream_of(pool)->handles += change;
-#endif
+    gmpy_upstream *up = gmpy_upstream_of(pool);
+
+    gmpy_tally_add(&up->handles, gmpy_thread_number(up->st), change);
 }
 
 /* Notes that a block may be in use longer than its handle is out, while that is out.

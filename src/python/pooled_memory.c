@@ -6,8 +6,8 @@
  * the memory stays valid whichever Python object dies first, and going back needs no
  * lookup. Not tracked by the collector, since it refers to no Python object.
  *
- * Cost: made from and returned to a list of dead handles, where the interpreter lock
- * makes that safe. Threading: free() may race with itself; the block goes back once.
+ * Cost: made from and returned to a list of dead handles (reuse.h). Threading: free()
+ * may race with itself; the block goes back once.
  */
 #include "module.h"
 #include "hooks.h"
@@ -34,15 +34,9 @@ static PyObject *
 pooled_memory_alloc(gmpy_state *st)
 {
     PyTypeObject *type = gmpy_type(st->PooledMemoryType);
+    PyObject *kept = gmpy_freelist_take(GMPY_REUSE(st, handles), type);
 
-#ifndef Py_GIL_DISABLED
-    if (st->handles.count > 0) {
-        PyObject *self = st->handles.items[--st->handles.count];
-
-        return gmpy_revive(self, type);
-    }
-#endif
-    return (PyObject *)PyObject_New(gmpy_pooled_memory, type);
+    return kept ? kept : (PyObject *)PyObject_New(gmpy_pooled_memory, type);
 }
 
 PyObject *
@@ -141,19 +135,14 @@ static void
 pooled_memory_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
+    gmpy_state *st;
 
     pooled_memory_release((gmpy_pooled_memory *)self);
-#ifndef Py_GIL_DISABLED
-    gmpy_state *st = ((gmpy_pooled_memory *)self)->st;
-
-    if (st->handles.count < st->handles.room) {
-        st->handles.items[st->handles.count++] = self;
+    st = ((gmpy_pooled_memory *)self)->st;
+    if (!gmpy_freelist_put(GMPY_REUSE(st, handles), self, type)) {
+        PyObject_Free(self);
         Py_DECREF(type);
-        return;
     }
-#endif
-    PyObject_Free(self);
-    Py_DECREF(type);
 }
 
 PyDoc_STRVAR(

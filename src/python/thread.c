@@ -61,6 +61,10 @@ typedef struct thread_settings {
     scope_stack streams;
     scope_stack devices;
     scope_stack allocators;
+#ifdef Py_GIL_DISABLED
+    gmpy_freelist pointers; // what died on this thread, for its next (reuse.h)
+    gmpy_freelist handles;
+#endif
     gm_stream_key *own; // one a device: of the thread's own stream, 0 where that never
                         // was current; NULL: it never was anywhere
     gmpy_current currents[]; // one a device, their streams references
@@ -229,6 +233,10 @@ settings_dealloc(PyObject *op)
     }
     PyMem_Free(((thread_settings *)op)->own);
     (void)settings_clear(op); // cannot fail
+#ifdef Py_GIL_DISABLED
+    gmpy_freelist_close(&((thread_settings *)op)->pointers, PyObject_GC_Del);
+    gmpy_freelist_close(&((thread_settings *)op)->handles, PyObject_Free);
+#endif
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -297,6 +305,12 @@ get_settings(gmpy_state *st)
     }
     gmpy_this_thread.settings = made;
     gmpy_this_thread.currents = ((thread_settings *)made)->currents;
+#ifdef Py_GIL_DISABLED
+    ((thread_settings *)made)->pointers.room = GMPY_FREELIST_SIZE;
+    ((thread_settings *)made)->handles.room = GMPY_FREELIST_SIZE;
+    gmpy_this_thread.pointers = &((thread_settings *)made)->pointers;
+    gmpy_this_thread.handles = &((thread_settings *)made)->handles;
+#endif
     __atomic_store_n(&st->settings_used, true, __ATOMIC_RELAXED);
     return find_settings();
 }

@@ -397,7 +397,7 @@ int
 gmpy_pool_new(
     gmpy_state *st, PyObject *module, int device, PyObject *callable, gm_pool **out)
 {
-    gmpy_upstream *up = gm_host_zalloc(sizeof(*up));
+    gmpy_upstream *up = gm_host_zalloc_aligned(_Alignof(gmpy_upstream), sizeof(*up));
     gm_upstream upstream = {
         .context = up,
         .backend = st->backend,
@@ -484,7 +484,7 @@ gmpy_upstream_reference(gm_pool *pool)
 int
 gmpy_upstream_traverse(gmpy_upstream *up, visitproc visit, void *arg)
 {
-    if (up->handles == 0 && up->notes == up->settled) {
+    if (gmpy_tally_sum(&up->handles) == 0 && up->notes == up->settled) {
         Py_VISIT(up->callable);
         for (const gmpy_owner *owner = up->owners; owner; owner = owner->next) {
             Py_VISIT(owner->mem);
