@@ -72,8 +72,9 @@ class Side:
 
 class Walk:
     """A random walk of one pool on all devices, in step with its models. `patient`: the
-    devices are waited for in each step, so that it is known of a GPU what is done; how
-    much of it is left others decide, so the largest request is not compared then."""
+    devices are waited for after each change, and nothing is done that looks at work
+    which was queued since, so that it is known of a GPU what is done; how much of it is
+    left others decide, so the largest request is not compared then."""
 
     def __init__(self, seed, patient):
         self.rng, self.patient = random.Random(seed), patient
@@ -128,6 +129,7 @@ class Walk:
             size += self.rng.randrange(-2, 3) if size > 2 else 0
             if self.request(side, stream, size, look=False):
                 self.drop(side, -1)
+            self.be_patient()
 
     def use(self, side):
         """Another stream uses a block, perhaps one of the other device."""
@@ -181,7 +183,8 @@ class Walk:
         for _ in range(self.rng.randrange(12)):
             what = self.rng.random()
             if what < 0.05:
-                self.free_all(side)
+                if not self.patient:
+                    self.free_all(side)
             elif what < 0.5:
                 self.drop(side)
             else:
@@ -236,10 +239,13 @@ class Walk:
             what = Walk.drop
         with side.device:
             what(self, side)
-            if self.patient:
-                for each in self.sides:
-                    self.wait_for_all(each)
+            self.be_patient()
         self.compare()
+
+    def be_patient(self):
+        if self.patient:
+            for each in self.sides:
+                self.wait_for_all(each)
 
     def compare(self):
         self.steps += 1
