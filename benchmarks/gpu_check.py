@@ -36,6 +36,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 from xml.etree import ElementTree
@@ -47,6 +48,7 @@ from benchmarks.facts import machine_facts  # noqa: E402 - through the line abov
 
 TRACES = ROOT / "benchmarks" / "traces"
 SHOWN_LINES = 40  # of a failed part
+_GRACE = 10.0  # seconds to end in
 
 # What a replay must give on both devices alike: all but names and times.
 COMPARED = (
@@ -101,7 +103,7 @@ class Run:
         try:
             stdout, _ = process.communicate(timeout=left)
         except subprocess.TimeoutExpired:
-            self.log.write(_kill(process))
+            self.log.write(_end(process))
             raise Failure("ran out of time") from None
         self.log.write(stdout)
         self.log.flush()
@@ -119,11 +121,20 @@ class Run:
         (self.out / name).write_text(text, encoding="utf-8")
 
 
-def _kill(process: subprocess.Popen[str]) -> str:
-    """Ends the process and all it started; what it had printed."""
-    os.killpg(process.pid, signal.SIGKILL)
+def _end(process: subprocess.Popen[str]) -> str:
+    """Ends the process and all it started; what it had printed. The process itself is
+    interrupted first: pytest then tells what failed until then, and writes its report.
+    """
+    process.send_signal(signal.SIGINT)
     try:
-        return process.communicate(timeout=10)[0]
+        return process.communicate(timeout=_GRACE)[0]
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with suppress(ProcessLookupError):  # none of the group is left
+            os.killpg(process.pid, signal.SIGKILL)
+    try:
+        return process.communicate(timeout=_GRACE)[0]
     except subprocess.TimeoutExpired:  # one that left the group holds the pipe
         return ""
 
@@ -153,15 +164,24 @@ def part_pytest(run: Run) -> str:
     report.unlink(missing_ok=True)
     words = [sys.executable, "-m", "pytest", "tests", "-q", "-rs"]
     words += ["-p", "no:cacheprovider", f"--junitxml={report}"]
-    code, stdout = run.command(words, GPUMEM_BACKEND="cuda")
+    try:
+        code, stdout = run.command(words, GPUMEM_BACKEND="cuda")
+    except Failure:
+        if report.exists():
+            run.notes += _skips_and_failures(_suites(report))
+        raise
     if not report.exists():
         raise Failure(_last_line(stdout) or f"exit code {code}, no report")
-    suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
+    suites = _suites(report)
     run.notes += _skips_and_failures(suites)
     result = _count_tests(suites)
     if code != 0:
         raise Failure(result)
     return result
+
+
+def _suites(report: Path) -> list[ElementTree.Element]:
+    return list(ElementTree.parse(report).getroot().iter("testsuite"))
 
 
 def _count_tests(suites: list[ElementTree.Element]) -> str:
