@@ -297,7 +297,7 @@ def part_speed(run: Run) -> str:
 PARTS: dict[str, tuple[Callable[[Run], str], float]] = {
     "build": (part_build, 150),
     "c": (part_c, 150),
-    "pytest": (part_pytest, 320),
+    "pytest": (part_pytest, 460),
     "replay": (part_replay, 180),
     "speed": (part_speed, 120),
 }
