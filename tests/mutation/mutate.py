@@ -9,8 +9,8 @@ Each mutant is one edit of one place: a comparison flipped or moved by one, a nu
 higher, + for -, && for ||, a condition that is always or never so, neighbours or
 operands swapped (which side of a split keeps the address), or a statement left out (a
 merge, an unlock, a count). The runner of the C tests is built with it, with a check for
-leaks of host memory, and with shards where the place is compiled only then; a mutant is
-killed when a test fails or none ends for
+leaks of host memory, and with shards where the place does something only then; a mutant
+is killed when a test fails or none ends for
 HANG_SECONDS. What does not compile is not counted. The tests named after the file are
 run before the others, for most mutants die there.
 
@@ -134,6 +134,11 @@ def needs_shards(text: str, offset: int) -> bool:
     return any(inside)
 
 
+def is_for_shards(line: str) -> bool:
+    """Whether it does nothing where a pool has none."""
+    return "gm_shards_" in line or "GM_SHARDS" in line
+
+
 def mutants_of(path: Path) -> Iterator[Mutant]:
     text = path.read_text()
     skipped = [match.span() for match in SKIPPED.finditer(text)]
@@ -215,7 +220,7 @@ def passes(tree: Path, shards: bool, tests: str = "") -> bool:
 def verdict(tree: Path, mutant: Mutant) -> str:
     path = tree / mutant.file
     text = path.read_text()
-    shards = needs_shards(text, mutant.start)
+    shards = needs_shards(text, mutant.start) or is_for_shards(mutant.old_line)
     path.write_text(text[: mutant.start] + mutant.new + text[mutant.end :])
     try:
         if not compiles(tree, shards):
