@@ -435,6 +435,31 @@ TEST(shard_peaks_of_one_stream_are_exact)
     bench_fini(&b);
 }
 
+/* What waits for another stream is not cached. */
+TEST(shard_peaks_of_what_is_cached_are_without_what_is_pending)
+{
+    enum {
+        LARGE = 2 * GM_SHARD_LATE / GM_UNIT,
+        WAITING = 50,
+    };
+    site s = open_site(64 * MIB);
+    gm_stream_use own = new_stream(s.sim, 0, true), other = new_stream(s.sim, 0, true);
+    holding h;
+
+    let_go(take_for(s.pool, UNITS(LARGE), own.key));
+    h = take_for(s.pool, UNITS(WAITING), own.key);
+    record(h, other);
+    let_go(h);
+    CHECK_EQ(gm_pool_reset_peaks(s.pool), GM_OK);
+    CHECK_EQ(stats_of(s.pool).pending_bytes, UNITS(WAITING));
+    h = take_for(s.pool, UNITS(LARGE - WAITING), own.key); // so much is told at once
+    CHECK_EQ(stats_of(s.pool).peak_free_bytes, UNITS(LARGE - WAITING));
+    let_go(h);
+    end_stream(s.sim, own);
+    end_stream(s.sim, other);
+    close_site(s);
+}
+
 /* Small blocks by turns on two streams: what is not told is less than a MiB each. */
 TEST(shard_peaks_are_late_by_little)
 {
