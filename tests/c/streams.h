@@ -11,6 +11,8 @@
 
 #include "core/gm_pending.h"
 
+#include <string.h>
+
 typedef struct site {
     gm_backend *sim;
     gm_pool *pool;
@@ -74,6 +76,19 @@ end_stream(const gm_backend *b, gm_stream_use use)
         gm_pools_end_stream(b, &use);
     }
     CHECK_EQ(gm_backend_stream_destroy(b, use.stream), GM_OK);
+}
+
+/* How often `name` stands in the device's log. */
+static inline size_t
+count_calls(const gm_backend *sim, const char *name)
+{
+    size_t count = 0;
+    gm_sim_call call;
+
+    for (size_t i = 0; gm_sim_log_get(sim, i, &call); i++) {
+        count += strcmp(call.name, name) == 0;
+    }
+    return count;
 }
 
 static inline void

@@ -9,20 +9,6 @@
 
 #include "core/gm_capture.h"
 
-#include <string.h>
-
-static size_t
-count_calls(const gm_backend *sim, const char *name)
-{
-    size_t count = 0;
-    gm_sim_call call;
-
-    for (size_t i = 0; gm_sim_log_get(sim, i, &call); i++) {
-        count += strcmp(call.name, name) == 0;
-    }
-    return count;
-}
-
 static bool
 always(void *context, size_t size)
 {

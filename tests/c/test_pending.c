@@ -10,19 +10,6 @@
 #include "core/gm_process.h"
 
 #include <pthread.h>
-#include <string.h>
-
-static size_t
-count_calls(const gm_backend *sim, const char *name)
-{
-    size_t count = 0;
-    gm_sim_call call;
-
-    for (size_t i = 0; gm_sim_log_get(sim, i, &call); i++) {
-        count += strcmp(call.name, name) == 0;
-    }
-    return count;
-}
 
 /* ---- until when ---- */
 

@@ -8,20 +8,6 @@
 #include "core/gm_capture.h"
 #include "core/gm_pool_private.h" // the pool's attention
 
-#include <string.h>
-
-static size_t
-count_calls(const gm_backend *sim, const char *name)
-{
-    size_t count = 0;
-    gm_sim_call call;
-
-    for (size_t i = 0; gm_sim_log_get(sim, i, &call); i++) {
-        count += strcmp(call.name, name) == 0;
-    }
-    return count;
-}
-
 /* A block of the pool's own stream that `other` still writes to, given back. */
 static void
 leave_pending(site s, size_t size, gm_stream_use other)
