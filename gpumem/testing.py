@@ -61,8 +61,15 @@ class Ledger(NamedTuple):
         graphs: live graphs, and those ready to launch.
         captures: recordings under way.
         imports: allocations of other processes that are open.
+        reservations: ranges of addresses for memory by page.
+        reserved_bytes: their sum; it takes nothing from the device.
+        handles: physical memory by page, held by its handle or only mapped.
+        handle_bytes: its sum, what it takes from the devices.
+        mappings: places at which such memory is mapped.
+        mapped_bytes: their sum; memory mapped twice counts twice.
         pending: queued operations that have not run.
         errors: bad frees, uses of dead handles, copies outside any allocation.
+        faults: work that ran into memory which was unmapped after it was queued.
         peak_bytes: the most bytes that were held at once.
     """
 
@@ -73,8 +80,15 @@ class Ledger(NamedTuple):
     graphs: int
     captures: int
     imports: int
+    reservations: int
+    reserved_bytes: int
+    handles: int
+    handle_bytes: int
+    mappings: int
+    mapped_bytes: int
     pending: int
     errors: int
+    faults: int
     peak_bytes: int
 
 
@@ -240,6 +254,7 @@ _FEATURES = {
     "managed": 2,
     "concurrent_managed": 4,
     "pageable_access": 8,
+    "virtual_memory": 16,
 }
 
 
@@ -250,8 +265,8 @@ def without(*features: str, device: int = 0) -> Iterator[None]:
     Args:
         features (str): "memory_pools" (stream-ordered memory), "managed" (managed
             memory), "concurrent_managed" (prefetching it, advice about it, and more of
-            it than the device has), "pageable_access" (reading plain host memory). A
-            device has all of them otherwise.
+            it than the device has), "pageable_access" (reading plain host memory),
+            "virtual_memory" (memory by page). A device has all of them otherwise.
         device (int): which device.
 
     Raises:

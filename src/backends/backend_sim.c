@@ -102,11 +102,11 @@ slot_last_error(void *self)
 
 /* ---- the table ---- */
 
-/* Slots that are not here: versions, because there is no driver; the rest, because this
- * device does not do it. */
+/* The slot that is not here: versions, because there is no driver. */
 const gm_backend sim_slots = {
     .api_version = GM_BACKEND_API_VERSION,
-    .caps = GM_CAP_SIMULATED | GM_CAP_STREAM_ORDERED | GM_CAP_MANAGED | GM_CAP_IPC,
+    .caps = GM_CAP_SIMULATED | GM_CAP_STREAM_ORDERED | GM_CAP_MANAGED |
+            GM_CAP_VIRTUAL_MEMORY | GM_CAP_IPC,
     .name = "sim",
     .close = sim_close,
     .error_name = slot_error_name,
@@ -138,6 +138,14 @@ const gm_backend sim_slots = {
     .mem_prefetch = sim_slot_mem_prefetch,
     .mem_advise = sim_slot_mem_advise,
     .pointer_info = sim_slot_pointer_info,
+    .vm_granularity = sim_slot_vm_granularity,
+    .vm_reserve = sim_slot_vm_reserve,
+    .vm_unreserve = sim_slot_vm_unreserve,
+    .vm_create = sim_slot_vm_create,
+    .vm_release = sim_slot_vm_release,
+    .vm_map = sim_slot_vm_map,
+    .vm_unmap = sim_slot_vm_unmap,
+    .vm_set_access = sim_slot_vm_set_access,
     .ipc_export = sim_slot_ipc_export,
     .ipc_open = sim_slot_ipc_open,
     .ipc_close = sim_slot_ipc_close,

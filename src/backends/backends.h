@@ -56,11 +56,18 @@ typedef struct gm_sim_ledger {
     size_t bytes;       // their sum as asked
     size_t streams;
     size_t events;
-    size_t graphs;     // recorded, and ready to launch
-    size_t captures;   // recordings under way
-    size_t imports;    // allocations of other processes that are open
-    size_t pending;    // queued operations that have not run
+    size_t graphs;         // recorded, and ready to launch
+    size_t captures;       // recordings under way
+    size_t imports;        // allocations of other processes that are open
+    size_t reservations;   // address ranges
+    size_t reserved_bytes; // their sum
+    size_t handles;        // physical memory by page, held or mapped
+    size_t handle_bytes;   // its sum
+    size_t mappings;       // places of it
+    size_t mapped_bytes;   // their sum
+    size_t pending;        // queued operations that have not run
     size_t errors;     // bad frees, uses of dead handles, copies outside any allocation
+    size_t faults;     // work that ran into what was unmapped after it was queued
     size_t peak_bytes; // highest sum of device bytes held, all devices
 } gm_sim_ledger;
 void gm_sim_read_ledger(const gm_backend *b, gm_sim_ledger *out);

@@ -3,6 +3,7 @@
  * The simulated device's own header: what its files share. Nobody else includes it.
  *
  *   sim_memory.h   the devices' memory, and the files that deal with it
+ *   sim_vm.h       the same by page
  *   sim_stream.h   the devices' work, and the files that queue and run it
  *   sim_handle.c   handles of streams, events, pools and graphs, and their rejection
  *   sim_thread.c   what each thread has: current device, its own default streams
@@ -25,6 +26,7 @@
 #include "sim_memory.h"
 #include "sim_slots.h"
 #include "sim_stream.h"
+#include "sim_vm.h"
 
 #include <pthread.h>
 
@@ -164,6 +166,9 @@ void sim_touch(gm_sim *sim, int device);
 /* Ends all that exists on a device, its context too. */
 void sim_reset(gm_sim *sim, int device);
 
+/* Work of a device touched what is not there: a sticky fault, unless there is one. */
+void sim_fault(gm_sim *sim, int device);
+
 /* ---- the instance ---- */
 
 struct gm_sim {
@@ -190,6 +195,8 @@ struct gm_sim {
     sim_table pools;
     sim_table graphs;
     sim_table execs;
+    sim_table handles; // of memory by page
+    sim_vm vm;
     sim_capture *captures; // all under way
     sim_import *imports;   // memory of other processes
     size_t parked;         // ranges in all pools that the program gave back

@@ -6,6 +6,7 @@
  *   sim_call.c          entering and leaving
  *   sim_slots_device.c  devices, peers
  *   sim_slots_memory.c  memory, pools of it, managed memory, addresses, processes
+ *   sim_slots_vm.c      memory by page
  *   sim_slots_copy.c    copies and sets
  *   sim_slots_stream.c  streams and events
  *   sim_slots_graph.c   recorded work
@@ -90,6 +91,17 @@ gm_status sim_slot_ipc_export(void *self, uintptr_t ptr, gm_ipc_handle *out);
 gm_status
 sim_slot_ipc_open(void *self, int device, const gm_ipc_handle *handle, uintptr_t *base);
 gm_status sim_slot_ipc_close(void *self, uintptr_t base);
+
+/* ---- sim_slots_vm.c ---- */
+
+gm_status sim_slot_vm_granularity(void *self, int device, size_t *bytes);
+gm_status sim_slot_vm_reserve(void *self, size_t size, uintptr_t *out);
+gm_status sim_slot_vm_unreserve(void *self, uintptr_t ptr, size_t size);
+gm_status sim_slot_vm_create(void *self, int device, size_t size, gm_handle *out);
+gm_status sim_slot_vm_release(void *self, gm_handle handle);
+gm_status sim_slot_vm_map(void *self, uintptr_t ptr, size_t size, gm_handle handle);
+gm_status sim_slot_vm_unmap(void *self, uintptr_t ptr, size_t size);
+gm_status sim_slot_vm_set_access(void *self, uintptr_t ptr, size_t size, int device);
 
 /* ---- sim_slots_copy.c ---- */
 

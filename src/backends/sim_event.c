@@ -176,6 +176,9 @@ sim_event_query(gm_sim *sim, gm_event handle)
     if (!has_happened(event) && event->polled) {
         (void)sim_run(sim, event->record->stream, event->record->number);
     }
+    if (sim->fault != 0) {
+        return GM_DEVICE_ERROR(sim->fault);
+    }
     event->polled = true;
     return has_happened(event) ? GM_OK : GM_NOT_READY;
 }

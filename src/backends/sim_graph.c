@@ -287,9 +287,10 @@ sim_graph_upload(gm_sim *sim, gm_graph_exec handle, sim_stream *stream)
 }
 
 void
-sim_exec_run(gm_sim *sim, const sim_exec *exec)
+sim_exec_run(gm_sim *sim, const sim_op *op)
 {
+    const sim_exec *exec = op->work.exec;
     for (uint32_t i = 0; i < exec->count; i++) {
-        sim_execute(sim, &exec->work[i]);
+        sim_execute(sim, op, &exec->work[i]);
     }
 }

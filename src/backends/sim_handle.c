@@ -135,6 +135,7 @@ gm_sim_recycle_handles(const gm_backend *b, bool recycle)
     sim->events.once = !recycle;
     sim->graphs.once = !recycle;
     sim->execs.once = !recycle;
+    sim->handles.once = !recycle;
     pthread_mutex_unlock(&sim->mutex);
     return before;
 }

@@ -43,6 +43,7 @@ close_locked(gm_sim *sim)
         sim_imports_reset(sim, device);
     }
     sim_pools_fini(sim);
+    sim_vm_fini(sim);
     sim_memory_fini(sim);
     sim_log_fini(sim);
     sim_thread_forget(sim);
@@ -110,6 +111,7 @@ new_sim(void)
     sim_table_init(&sim->pools);
     sim_table_init(&sim->graphs);
     sim_table_init(&sim->execs);
+    sim_table_init(&sim->handles);
     return sim;
 fail:
     if (here != MAP_FAILED) {

@@ -12,7 +12,7 @@
  *
  * Managed memory takes nothing from a device's capacity: as on hardware it may be
  * larger than the device. Memory of a pool takes its share as long as the pool holds
- * it.
+ * it, and memory by page (sim_vm.c) as long as it exists.
  *
  * Cost: a lookup tries each window (at most 17), then a tree. The mutex is held
  * throughout, also while queued copies run: a device is one machine.
@@ -44,9 +44,9 @@ sim_memory_init(gm_sim *sim, const gm_sim_options *options)
 
     sim->device_memory = memory;
     for (int device = 0; device < options->devices; device++) {
-        sim->devices[device].support = GM_DEVICE_MEMORY_POOLS | GM_DEVICE_MANAGED |
-                                       GM_DEVICE_CONCURRENT_MANAGED |
-                                       GM_DEVICE_PAGEABLE_ACCESS;
+        sim->devices[device].support =
+            GM_DEVICE_MEMORY_POOLS | GM_DEVICE_MANAGED | GM_DEVICE_CONCURRENT_MANAGED |
+            GM_DEVICE_PAGEABLE_ACCESS | GM_DEVICE_VIRTUAL_MEMORY;
         gm_status status =
             sim_window_init(&sim->devices[device].memory, length, memory - others);
         if (status != GM_OK) {
@@ -108,6 +108,15 @@ device_bytes(const gm_sim *sim)
     return bytes;
 }
 
+void
+sim_note_peak(gm_sim *sim)
+{
+    size_t bytes = device_bytes(sim);
+    if (bytes > sim->ledger.peak_bytes) {
+        sim->ledger.peak_bytes = bytes;
+    }
+}
+
 gm_status
 sim_take_device_range(gm_sim *sim, int device, size_t size, sim_range **out)
 {
@@ -119,9 +128,7 @@ sim_take_device_range(gm_sim *sim, int device, size_t size, sim_range **out)
     range->asked = size;
     range->kind = GM_MEM_DEVICE;
     range->device = device;
-    if (device_bytes(sim) > sim->ledger.peak_bytes) {
-        sim->ledger.peak_bytes = device_bytes(sim);
-    }
+    sim_note_peak(sim);
     *out = range;
     return GM_OK;
 }
@@ -252,7 +259,8 @@ sim_pointer_info(const gm_sim *sim, uintptr_t ptr, gm_pointer_info *info)
         [GM_MEM_WRITE_COMBINED] = GM_POINTER_HOST,
     };
     const sim_range *range = find_range(sim, ptr);
-    if (range == NULL && sim_import_find(sim, ptr, info)) {
+    if (range == NULL &&
+        (sim_import_find(sim, ptr, info) || sim_vm_info(sim, ptr, info))) {
         return;
     }
     if (range == NULL || !range->live || range->parked ||
@@ -296,7 +304,7 @@ sim_range_usable(const gm_sim *sim, uintptr_t ptr, size_t size, bool host, bool 
         return size <= import.size - (ptr - import.base);
     }
     if (range == NULL) {
-        return host;
+        return host && !sim_vm_holds(sim, ptr);
     }
     if (queued && range->live && range->pool != NULL) {
         return is_pool_range_usable(range, ptr, size);
@@ -323,18 +331,37 @@ is_host(uintptr_t ptr, size_t size)
     return size <= UINTPTR_MAX - ptr && is_mapped(ptr) && is_mapped(ptr + size - 1);
 }
 
-gm_status
-sim_check_copy(
-    gm_sim *sim, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind)
+/* Whether one end of new work may be touched. *by is the device that does,
+ * SIM_BY_STREAM for that of the stream, and becomes SIM_BY_ANY where there are no pages
+ * to ask. */
+static bool
+is_end_usable(
+    const gm_sim *sim, int device, uintptr_t ptr, size_t size, bool host, int *by)
 {
+    if (!sim_vm_holds(sim, ptr)) {
+        *by = SIM_BY_ANY;
+        return sim_range_usable(sim, ptr, size, host, false);
+    }
+    if (*by == SIM_BY_STREAM) {
+        *by = device;
+    }
+    return sim_vm_usable(sim, ptr, size, *by, 0);
+}
+
+gm_status
+sim_check_copy(gm_sim *sim, int device, sim_work *work, gm_copy_kind kind)
+{
+    uintptr_t dst = work->dst;
+    uintptr_t src = work->src;
+    size_t size = work->size;
     bool any = kind == GM_COPY_DEFAULT;
     bool dst_host = kind == GM_COPY_DEVICE_TO_HOST || (any && is_host(dst, size));
     bool src_host = kind == GM_COPY_HOST_TO_DEVICE || (any && is_host(src, size));
     if (kind < GM_COPY_HOST_TO_DEVICE || kind > GM_COPY_DEFAULT) {
         return GM_DEVICE_ERROR(SIM_CODE_INVALID_VALUE);
     }
-    return sim_range_usable(sim, dst, size, dst_host, false) &&
-                   sim_range_usable(sim, src, size, src_host, false)
+    return is_end_usable(sim, device, dst, size, dst_host, &work->dst_by) &&
+                   is_end_usable(sim, device, src, size, src_host, &work->src_by)
                ? GM_OK
                : sim_bad_value(sim);
 }
@@ -347,10 +374,12 @@ sim_reaches_host(const gm_sim *sim, int device, uintptr_t ptr, size_t size)
 }
 
 gm_status
-sim_check_set(gm_sim *sim, int device, uintptr_t dst, size_t size)
+sim_check_set(gm_sim *sim, int device, sim_work *work)
 {
-    bool host = sim_reaches_host(sim, device, dst, size);
-    return sim_range_usable(sim, dst, size, host, false) ? GM_OK : sim_bad_value(sim);
+    bool host = sim_reaches_host(sim, device, work->dst, work->size);
+    return is_end_usable(sim, device, work->dst, work->size, host, &work->dst_by)
+               ? GM_OK
+               : sim_bad_value(sim);
 }
 
 sim_range *

@@ -5,6 +5,7 @@
  *
  *   sim_window.c   where things lie in one stretch of addresses: first fit, merging
  *   sim_memory.c   devices' memory: allocate, free, look up, check ranges
+ *   sim_vm.h       memory by page, which takes from the same capacity
  *   sim_pool.c     stream-ordered memory and the pools it comes from
  *   sim_managed.c  where managed memory is, and the advice about it
  *   sim_ipc.c      handles of memory for other processes, and memory of theirs
@@ -24,6 +25,7 @@ typedef struct sim_piece sim_piece;
 typedef struct sim_pool sim_pool;
 typedef struct sim_range sim_range;
 typedef struct sim_stream sim_stream;
+typedef struct sim_work sim_work;
 
 /* ---- sim_window.c ---- */
 
@@ -123,6 +125,9 @@ gm_status sim_mem_largest(
     gm_sim *sim, int device, const gm_range *back, size_t count, size_t *bytes);
 void sim_pointer_info(const gm_sim *sim, uintptr_t ptr, gm_pointer_info *info);
 
+/* Notes the most bytes that all devices held at once, after more were taken. */
+void sim_note_peak(gm_sim *sim);
+
 /* A live range of a device's memory of `size` bytes, counted in the peak but not as an
  * allocation. GM_ERR_OUT_OF_MEMORY, GM_ERR_HOST_MEMORY. */
 GM_MUST_CHECK gm_status sim_take_device_range(gm_sim *sim,
@@ -132,14 +137,14 @@ GM_MUST_CHECK gm_status sim_take_device_range(gm_sim *sim,
 
 /* Whether all of a range may be touched by work that is queued now, or (`queued`) was
  * queued earlier and runs now: it lies in one live allocation or, where `host` allows
- * that, in none of the device's windows. */
+ * that, in none of the device's windows. Not for reserved addresses (sim_vm.h). */
 bool
 sim_range_usable(const gm_sim *sim, uintptr_t ptr, size_t size, bool host, bool queued);
 
-/* Checks a copy's two ranges; invalid value, and counted, when one is bad. */
-gm_status sim_check_copy(
-    gm_sim *sim, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind);
-gm_status sim_check_set(gm_sim *sim, int device, uintptr_t dst, size_t size);
+/* Checks the ranges of work that a device is to do, and notes which device touches
+ * which of them; invalid value, and counted, when one is bad. */
+gm_status sim_check_copy(gm_sim *sim, int device, sim_work *work, gm_copy_kind kind);
+gm_status sim_check_set(gm_sim *sim, int device, sim_work *work);
 
 /* Whether a device reads and writes plain host memory, and both ends of this are there.
  */

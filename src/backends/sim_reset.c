@@ -29,6 +29,7 @@ sim_reset(gm_sim *sim, int device)
     sim_imports_reset(sim, device);
     sim_pools_reset(sim, device);
     sim_memory_reset(sim, device);
+    sim_vm_reset(sim, device);
     sim_peers_reset(sim, device);
     sim->devices[device].context = false;
     sim->devices[device].incarnation = 0;
@@ -36,6 +37,17 @@ sim_reset(gm_sim *sim, int device)
         sim->fault = 0;
     }
     (void)pthread_cond_broadcast(&sim->changed);
+}
+
+void
+sim_fault(gm_sim *sim, int device)
+{
+    sim->ledger.faults++;
+    if (sim->fault == 0) {
+        sim->fault = SIM_CODE_ILLEGAL_ADDRESS;
+        sim->fault_device = device;
+        (void)pthread_cond_broadcast(&sim->changed);
+    }
 }
 
 /* ---- for tests ---- */

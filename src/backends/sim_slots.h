@@ -68,6 +68,14 @@ enum {
     X(peer_enable, SIM_CONTEXT | SIM_UNSAFE)                                           \
     X(mem_prefetch, 0)                                                                 \
     X(mem_advise, 0)                                                                   \
+    X(vm_granularity, SIM_SURVIVES)                                                    \
+    X(vm_reserve, 0)                                                                   \
+    X(vm_unreserve, 0)                                                                 \
+    X(vm_create, 0)                                                                    \
+    X(vm_release, 0)                                                                   \
+    X(vm_map, 0)                                                                       \
+    X(vm_unmap, 0)                                                                     \
+    X(vm_set_access, 0)                                                                \
     X(ipc_export, 0)                                                                   \
     X(ipc_open, SIM_CONTEXT | SIM_UNSAFE)                                              \
     X(ipc_close, SIM_UNSAFE)

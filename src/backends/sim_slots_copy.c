@@ -24,29 +24,30 @@ submit_and_wait(gm_sim *sim, sim_stream *stream, const sim_work *work)
     return status;
 }
 
-/* Queues checked work on a stream, which is found out; `wait`: and runs it, with all
- * that comes before. */
+/* Checks work and queues it on a stream, which is found out; `wait`: and runs it, with
+ * all that comes before. */
 static gm_status
 transfer_locked(gm_sim *sim,
                 gm_stream handle,
-                const sim_work *work,
+                const sim_work *asked,
                 gm_copy_kind kind,
                 bool wait,
                 sim_stream **stream)
 {
+    sim_work work = *asked;
     gm_status status = sim_stream_use(sim, handle, stream);
 
     if (status == GM_OK && wait) {
         status = sim_capture_allows(sim);
     }
     if (status == GM_OK) {
-        status = work->kind == SIM_OP_COPY
-                     ? sim_check_copy(sim, work->dst, work->src, work->size, kind)
-                     : sim_check_set(sim, (*stream)->device, work->dst, work->size);
+        status = work.kind == SIM_OP_COPY
+                     ? sim_check_copy(sim, (*stream)->device, &work, kind)
+                     : sim_check_set(sim, (*stream)->device, &work);
     }
     if (status == GM_OK) {
-        status = wait ? submit_and_wait(sim, *stream, work)
-                      : sim_submit(sim, *stream, work, NULL);
+        status = wait ? submit_and_wait(sim, *stream, &work)
+                      : sim_submit(sim, *stream, &work, NULL);
     }
     return status;
 }
@@ -73,7 +74,12 @@ transfer(gm_sim *sim,
 gm_status
 sim_slot_copy(void *self, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind)
 {
-    const sim_work work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
+    const sim_work work = {.kind = SIM_OP_COPY,
+                           .dst = dst,
+                           .src = src,
+                           .size = size,
+                           .dst_by = SIM_BY_STREAM,
+                           .src_by = SIM_BY_STREAM};
     return transfer(self, SIM_SLOT_copy, GM_STREAM_LEGACY, &work, kind, true);
 }
 
@@ -85,12 +91,17 @@ sim_slot_copy_async(void *self,
                     gm_copy_kind kind,
                     gm_stream stream)
 {
-    const sim_work work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
+    const sim_work work = {.kind = SIM_OP_COPY,
+                           .dst = dst,
+                           .src = src,
+                           .size = size,
+                           .dst_by = SIM_BY_STREAM,
+                           .src_by = SIM_BY_STREAM};
     return transfer(self, SIM_SLOT_copy_async, stream, &work, kind, false);
 }
 
 /* Between devices the runtime lets all earlier work of both go first. Each reaches the
- * other, with peer access or without. */
+ * other, with peer access or without, and touches its own end alone. */
 gm_status
 sim_slot_copy_peer(void *self,
                    uintptr_t dst,
@@ -99,7 +110,12 @@ sim_slot_copy_peer(void *self,
                    int src_device,
                    size_t size)
 {
-    const sim_work work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
+    const sim_work work = {.kind = SIM_OP_COPY,
+                           .dst = dst,
+                           .src = src,
+                           .size = size,
+                           .dst_by = dst_device,
+                           .src_by = src_device};
     const sim_call call = {self, SIM_SLOT_copy_peer, dst_device, dst, size};
     gm_status status = sim_enter(&call);
     if (status != GM_OK) {
@@ -132,7 +148,12 @@ sim_slot_copy_peer_async(void *self,
                          size_t size,
                          gm_stream stream)
 {
-    const sim_work work = {.kind = SIM_OP_COPY, .dst = dst, .src = src, .size = size};
+    const sim_work work = {.kind = SIM_OP_COPY,
+                           .dst = dst,
+                           .src = src,
+                           .size = size,
+                           .dst_by = dst_device,
+                           .src_by = src_device};
 
     if (!sim_has_device(self, dst_device) || !sim_has_device(self, src_device)) {
         return GM_ERR_INVALID_DEVICE;
@@ -144,15 +165,21 @@ sim_slot_copy_peer_async(void *self,
 gm_status
 sim_slot_set(void *self, uintptr_t dst, int value, size_t size)
 {
-    const sim_work work = {
-        .kind = SIM_OP_SET, .dst = dst, .value = value, .size = size};
+    const sim_work work = {.kind = SIM_OP_SET,
+                           .dst = dst,
+                           .value = value,
+                           .size = size,
+                           .dst_by = SIM_BY_STREAM};
     return transfer(self, SIM_SLOT_set, GM_STREAM_LEGACY, &work, GM_COPY_DEFAULT, true);
 }
 
 gm_status
 sim_slot_set_async(void *self, uintptr_t dst, int value, size_t size, gm_stream stream)
 {
-    const sim_work work = {
-        .kind = SIM_OP_SET, .dst = dst, .value = value, .size = size};
+    const sim_work work = {.kind = SIM_OP_SET,
+                           .dst = dst,
+                           .value = value,
+                           .size = size,
+                           .dst_by = SIM_BY_STREAM};
     return transfer(self, SIM_SLOT_set_async, stream, &work, GM_COPY_DEFAULT, false);
 }

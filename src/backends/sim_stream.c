@@ -77,31 +77,47 @@ sim_submit(gm_sim *sim, sim_stream *stream, const sim_work *work, sim_op **kept)
     return GM_OK;
 }
 
-/* Moves the bytes, unless what they lie in was freed since: a fault on a device, here
- * a counted error. */
+/* Whether an end of work is still there. One that was freed since is a counted error:
+ * on a device it might go unnoticed. Pages that were unmapped since are a fault. */
+static bool
+is_still_usable(gm_sim *sim, const sim_op *op, uintptr_t ptr, size_t size, int by)
+{
+    if (by == SIM_BY_ANY) {
+        bool usable = sim_range_usable(sim, ptr, size, true, true);
+        if (!usable) {
+            (void)sim_bad_value(sim); // queued long ago: nobody is here to be told
+        }
+        return usable;
+    }
+    bool usable = sim_vm_usable(sim, ptr, size, by, op->number);
+    if (!usable) {
+        sim_fault(sim, op->stream->device);
+    }
+    return usable;
+}
+
+/* Moves the bytes, unless what they lie in is gone. */
 void
-sim_execute(gm_sim *sim, const sim_work *work)
+sim_execute(gm_sim *sim, const sim_op *op, const sim_work *work)
 {
     switch (work->kind) {
     case SIM_OP_COPY:
-        if (!sim_range_usable(sim, work->dst, work->size, true, true) ||
-            !sim_range_usable(sim, work->src, work->size, true, true)) {
-            (void)sim_bad_value(sim); // queued long ago: nobody is here to be told
+        if (!is_still_usable(sim, op, work->dst, work->size, work->dst_by) ||
+            !is_still_usable(sim, op, work->src, work->size, work->src_by)) {
             break;
         }
         memmove((void *)work->dst, (const void *)work->src, work->size);
         sim->clock += LAUNCH_NS + work->size / LINK_BYTES_A_NS;
         break;
     case SIM_OP_SET:
-        if (!sim_range_usable(sim, work->dst, work->size, true, true)) {
-            (void)sim_bad_value(sim);
+        if (!is_still_usable(sim, op, work->dst, work->size, work->dst_by)) {
             break;
         }
         memset((void *)work->dst, work->value & 0xff, work->size);
         sim->clock += LAUNCH_NS + work->size / MEMORY_BYTES_A_NS;
         break;
     case SIM_OP_GRAPH:
-        sim_exec_run(sim, work->exec);
+        sim_exec_run(sim, op);
         break;
     case SIM_OP_PREFETCH:
         sim_managed_move(sim, work->dst, work->size, work->value);
@@ -135,7 +151,7 @@ run_head(gm_sim *sim, sim_stream *stream)
     }
     op->next = NULL;
     sim->ledger.pending--;
-    sim_execute(sim, &op->work);
+    sim_execute(sim, op, &op->work);
     op->time = sim->clock;
     op->done = true;
     sim_op_unref(op);
@@ -425,6 +441,9 @@ sim_stream_query(gm_sim *sim, sim_stream *stream)
     }
     if (has_before(stream, stream->polled + 1)) {
         (void)sim_run(sim, stream, stream->polled);
+    }
+    if (sim->fault != 0) {
+        return GM_DEVICE_ERROR(sim->fault);
     }
     if (stream->head == NULL) {
         return GM_OK;

@@ -19,6 +19,7 @@ typedef struct sim_capture sim_capture;
 typedef struct sim_exec sim_exec;
 typedef struct sim_op sim_op;
 typedef struct sim_stream sim_stream;
+typedef struct sim_work sim_work;
 
 /* A lower number runs first, on hardware; here work runs by need alone. */
 #define SIM_PRIORITY_LEAST 0
@@ -35,16 +36,24 @@ typedef enum sim_op_kind {
     SIM_OP_PREFETCH,
 } sim_op_kind;
 
+/* Which device touches an end of work that is memory by page. */
+enum {
+    SIM_BY_STREAM = -1, // not found out yet: the stream's
+    SIM_BY_ANY = -2,    // it is no memory by page
+};
+
 /* What to do. */
-typedef struct sim_work {
+struct sim_work {
     sim_op_kind kind;
     uintptr_t dst; // COPY, SET, PREFETCH
     uintptr_t src; // COPY
     size_t size;
+    int dst_by;     // COPY, SET: a device or SIM_BY_
+    int src_by;     // COPY
     int value;      // SET; PREFETCH: the device, -1 for the host
     sim_op *record; // WAIT: NULL when the event had no record
     sim_exec *exec; // GRAPH
-} sim_work;
+};
 
 /* Queued work, with a reference to what it names. Counted, because events and waits
  * remember records. */
@@ -118,8 +127,8 @@ GM_MUST_CHECK gm_status sim_submit(gm_sim *sim,
                                    const sim_work *work,
                                    sim_op **kept);
 
-/* Does work now. */
-void sim_execute(gm_sim *sim, const sim_work *work);
+/* Does work now, an operation's or that of the graph which it launches. */
+void sim_execute(gm_sim *sim, const sim_op *op, const sim_work *work);
 
 /* Runs a stream up to operation `number`, and first all that this waits for. The held
  * stream that is in the way, NULL when it is done. No stream is freed. */
@@ -225,8 +234,9 @@ gm_status sim_graph_exec_destroy(gm_sim *sim, gm_graph_exec handle);
 void sim_graphs_fini(gm_sim *sim);
 void sim_graphs_reset(gm_sim *sim, int device);
 
-/* The work of a graph, in order; dropping a reference to it, NULL accepted. */
-void sim_exec_run(gm_sim *sim, const sim_exec *exec);
+/* Does the work of the graph that an operation launches, in order; dropping a reference
+ * to it, NULL accepted. */
+void sim_exec_run(gm_sim *sim, const sim_op *op);
 void sim_exec_ref(sim_exec *exec);
 void sim_exec_unref(sim_exec *exec);
 

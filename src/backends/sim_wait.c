@@ -22,6 +22,13 @@ await_release(gm_sim *sim, const sim_stream *held)
     return sim->fault == 0 ? GM_OK : GM_DEVICE_ERROR(sim->fault);
 }
 
+/* The end of waiting: what was waited for may have faulted. */
+static gm_status
+with_fault(const gm_sim *sim, gm_status status)
+{
+    return status == GM_OK && sim->fault != 0 ? GM_DEVICE_ERROR(sim->fault) : status;
+}
+
 gm_status
 sim_wait(gm_sim *sim, sim_stream *stream, uint64_t number)
 {
@@ -35,7 +42,7 @@ sim_wait(gm_sim *sim, sim_stream *stream, uint64_t number)
         status = await_release(sim, held);
     }
     stream->waits--;
-    return status;
+    return with_fault(sim, status);
 }
 
 /* Runs a device's work. The held stream in the way; NULL when all of it is done. */
@@ -58,7 +65,7 @@ sim_wait_device(gm_sim *sim, int device)
     while (status == GM_OK && (held = run_device(sim, device)) != NULL) {
         status = await_release(sim, held);
     }
-    return status;
+    return with_fault(sim, status);
 }
 
 /* ---- for tests ---- */

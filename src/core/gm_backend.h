@@ -67,6 +67,7 @@ enum {
     GM_DEVICE_MANAGED = 1u << 1,            // GM_MEM_MANAGED
     GM_DEVICE_CONCURRENT_MANAGED = 1u << 2, // ... larger than the device, prefetched
     GM_DEVICE_PAGEABLE_ACCESS = 1u << 3,    // reads plain host memory
+    GM_DEVICE_VIRTUAL_MEMORY = 1u << 4,     // the vm_ slots
 };
 
 typedef enum gm_mem_pool_field {

@@ -38,12 +38,18 @@ testing_ledger(PyObject *module, PyObject *Py_UNUSED(ignored))
     }
     gm_sim_read_ledger(sim, &ledger);
     return Py_BuildValue(
-        "{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n}", "allocations",
-        (Py_ssize_t)ledger.allocations, "bytes", (Py_ssize_t)ledger.bytes, "streams",
-        (Py_ssize_t)ledger.streams, "events", (Py_ssize_t)ledger.events, "graphs",
-        (Py_ssize_t)ledger.graphs, "captures", (Py_ssize_t)ledger.captures, "imports",
-        (Py_ssize_t)ledger.imports, "pending", (Py_ssize_t)ledger.pending, "errors",
-        (Py_ssize_t)ledger.errors, "peak_bytes", (Py_ssize_t)ledger.peak_bytes);
+        "{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n}",
+        "allocations", (Py_ssize_t)ledger.allocations, "bytes",
+        (Py_ssize_t)ledger.bytes, "streams", (Py_ssize_t)ledger.streams, "events",
+        (Py_ssize_t)ledger.events, "graphs", (Py_ssize_t)ledger.graphs, "captures",
+        (Py_ssize_t)ledger.captures, "imports", (Py_ssize_t)ledger.imports,
+        "reservations", (Py_ssize_t)ledger.reservations, "reserved_bytes",
+        (Py_ssize_t)ledger.reserved_bytes, "handles", (Py_ssize_t)ledger.handles,
+        "handle_bytes", (Py_ssize_t)ledger.handle_bytes, "mappings",
+        (Py_ssize_t)ledger.mappings, "mapped_bytes", (Py_ssize_t)ledger.mapped_bytes,
+        "pending", (Py_ssize_t)ledger.pending, "errors", (Py_ssize_t)ledger.errors,
+        "faults", (Py_ssize_t)ledger.faults, "peak_bytes",
+        (Py_ssize_t)ledger.peak_bytes);
 }
 
 PyDoc_STRVAR(log_start_doc,
@@ -217,13 +223,14 @@ testing_fail_stop(PyObject *module, PyObject *Py_UNUSED(ignored))
 
 /* ---- what a device can do ---- */
 
-PyDoc_STRVAR(set_support_doc,
-             "_sim_set_support(device, support, /)\n"
-             "--\n"
-             "\n"
-             "Says what a simulated device can do, as a sum of bits: memory pools 1,\n"
-             "managed memory 2, concurrent use of it 4, plain host memory 8. Returns\n"
-             "what it could do before.");
+PyDoc_STRVAR(
+    set_support_doc,
+    "_sim_set_support(device, support, /)\n"
+    "--\n"
+    "\n"
+    "Says what a simulated device can do, as a sum of bits: memory pools 1,\n"
+    "managed memory 2, concurrent use of it 4, plain host memory 8, memory by\n"
+    "page 16. Returns what it could do before.");
 
 static PyObject *
 testing_set_support(PyObject *module, PyObject *args)

@@ -102,7 +102,11 @@ check_ledger_is_empty(const gm_backend *sim)
     CHECK_EQ(ledger.graphs, 0);
     CHECK_EQ(ledger.captures, 0);
     CHECK_EQ(ledger.imports, 0);
+    CHECK_EQ(ledger.reservations, 0);
+    CHECK_EQ(ledger.handles, 0);
+    CHECK_EQ(ledger.mappings, 0);
     CHECK_EQ(ledger.pending, 0);
+    CHECK_EQ(ledger.faults, 0);
 }
 
 #endif

@@ -35,7 +35,8 @@ read_pool(const gm_backend *b, gm_mem_pool pool, gm_mem_pool_field field)
 CONFORMANCE(support_is_told_of_devices_there_are)
 {
     const unsigned known = GM_DEVICE_MEMORY_POOLS | GM_DEVICE_MANAGED |
-                           GM_DEVICE_CONCURRENT_MANAGED | GM_DEVICE_PAGEABLE_ACCESS;
+                           GM_DEVICE_CONCURRENT_MANAGED | GM_DEVICE_PAGEABLE_ACCESS |
+                           GM_DEVICE_VIRTUAL_MEMORY;
     int count = 0;
     unsigned support = 7;
     CHECK_EQ(gm_backend_device_count(b, &count), GM_OK);
@@ -46,6 +47,8 @@ CONFORMANCE(support_is_told_of_devices_there_are)
               (support_of(b, device) & GM_DEVICE_MEMORY_POOLS) != 0);
         CHECK((b->caps & GM_CAP_MANAGED) == 0 ||
               (support_of(b, device) & GM_DEVICE_MANAGED) != 0);
+        CHECK((b->caps & GM_CAP_VIRTUAL_MEMORY) == 0 ||
+              (support_of(b, device) & GM_DEVICE_VIRTUAL_MEMORY) != 0);
     }
     CHECK_EQ(gm_backend_device_support(b, -1, &support), GM_ERR_INVALID_DEVICE);
     CHECK_EQ(gm_backend_device_support(b, count, &support), GM_ERR_INVALID_DEVICE);

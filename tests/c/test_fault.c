@@ -139,8 +139,8 @@ TEST(fault_bad_plans_change_nothing)
     close_pair(p);
 }
 
-/* A slot the wrapped backend lacks answers as it does there, and can be made to fail.
- */
+/* A slot answers as it does in the wrapped backend, also one that it lacks, and can be
+ * made to fail. */
 TEST(fault_keeps_defaults)
 {
     pair p = open_pair();
