@@ -2,6 +2,7 @@
 """The out-of-memory callback: when it is asked, what it is told, what its answer does,
 and that it is bounded, never within itself, and not in the way of the collector."""
 
+import collections
 import gc
 import threading
 import weakref
@@ -375,10 +376,18 @@ print(asked == [threading.get_ident()], seen[0] // MIB, pool.used_bytes() // MIB
 
 
 def test_the_limit_holds_while_threads_ask(pool, in_threads):
-    caches = [[] for _ in range(4)]
-    pool.set_out_of_memory_callback(
-        lambda error: any(cache and cache.pop(0) for cache in caches)
-    )
+    caches = [collections.deque() for _ in range(4)]
+
+    def drop_one(error):
+        for cache in caches:
+            try:
+                cache.popleft()
+            except IndexError:  # also where another thread was quicker
+                continue
+            return True
+        return False
+
+    pool.set_out_of_memory_callback(drop_one)
 
     def work(index):
         for round_ in range(20):

@@ -364,7 +364,10 @@ def test_hooks_are_told_of_frees_of_what_other_threads_made(pool, in_threads):
 )
 def test_threads_on_their_own_streams_do_not_meet(pool, in_threads):
     """No free finds its part of the pool busy, once all have memory."""
-    ready = threading.Barrier(THREADS)
+    before = []
+    ready = threading.Barrier(
+        THREADS, action=lambda: before.append(pool.stats()["deferred_frees"])
+    )
 
     def work(index):
         rng = random.Random(index)
@@ -382,7 +385,7 @@ def test_threads_on_their_own_streams_do_not_meet(pool, in_threads):
     in_threads(THREADS, work)
     stats = pool.stats()
     assert (stats["hits"], stats["misses"]) == (THREADS * 2000, THREADS)
-    assert stats["deferred_frees"] == 0
+    assert before[0] == before[1]  # while one takes its first, another may free it
     at_rest(pool)
 
 

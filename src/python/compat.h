@@ -34,6 +34,24 @@ typedef struct gmpy_error {
      (error).value)
 #endif
 
+/* dict[name] = value, a reference that is taken over; NULL: there was an error. 0 or
+ * -1.
+ *
+ * PyDict_SetItemString interns the name, and the table of such names is one for all
+ * threads: where there is no interpreter lock they meet at it, and CPython 3.13 may
+ * then never end a process whose daemon threads are at work (the table's lock is handed
+ * to one of them when none of them runs any more). */
+static inline int
+gmpy_dict_put(PyObject *dict, const char *name, PyObject *value)
+{
+    PyObject *key = value ? PyUnicode_FromString(name) : NULL;
+    int result = key ? PyDict_SetItem(dict, key, value) : -1;
+
+    Py_XDECREF(key);
+    Py_XDECREF(value);
+    return result;
+}
+
 /* The pending exception as an object with its traceback, taken from the thread: new
  * reference, NULL for none. */
 static inline PyObject *

@@ -67,11 +67,7 @@ gmpy_hooks_snapshot(gmpy_state *st)
 static int
 add_number(PyObject *dict, const char *name, unsigned long long number)
 {
-    PyObject *value = PyLong_FromUnsignedLongLong(number);
-    int result = value ? PyDict_SetItemString(dict, name, value) : -1;
-
-    Py_XDECREF(value);
-    return result;
+    return gmpy_dict_put(dict, name, PyLong_FromUnsignedLongLong(number));
 }
 
 /* The keyword arguments of a callback: new reference. */

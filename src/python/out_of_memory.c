@@ -211,11 +211,7 @@ static PyGetSetDef out_of_memory_getset[] = {
 static int
 save(PyObject *self, PyObject *state, const char *name)
 {
-    PyObject *value = PyObject_GetAttrString(self, name);
-    int result = value ? PyDict_SetItemString(state, name, value) : -1;
-
-    Py_XDECREF(value);
-    return result;
+    return gmpy_dict_put(state, name, PyObject_GetAttrString(self, name));
 }
 
 /* All that the constructor is not told, a subclass's attributes and the text included:

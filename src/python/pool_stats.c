@@ -71,17 +71,6 @@ COUNTER(n_free_blocks, false, free_blocks)
 COUNTER(get_limit, true, limit_bytes)
 #undef COUNTER
 
-/* Adds a number to a dictionary. 0 or -1. */
-static int
-add_number(PyObject *dict, const char *name, size_t number)
-{
-    PyObject *value = PyLong_FromSize_t(number);
-    int result = value ? PyDict_SetItemString(dict, name, value) : -1;
-
-    Py_XDECREF(value);
-    return result;
-}
-
 PyObject *
 gmpy_pool_stats(PyObject *self,
                 PyObject *const *args,
@@ -101,7 +90,7 @@ gmpy_pool_stats(PyObject *self,
     if (!dict) {
         return NULL;
     }
-#define ADD(from, name) add_number(dict, #name, from.name) < 0 ||
+#define ADD(from, name) gmpy_dict_put(dict, #name, PyLong_FromSize_t(from.name)) < 0 ||
 #define ADD_COUNTER(name, text) ADD(stats, name)
 #define ADD_SURVEY(name, text) ADD(survey, name)
     if (GM_STATS_LIST(ADD_COUNTER) GM_SURVEY_LIST(ADD_SURVEY) false) {
