@@ -25,6 +25,7 @@ ROOM_SOURCES := $(sort $(wildcard src/core/*.c src/backends/*.c))
 SHARD_SOURCES := $(shell grep -l GM_SHARDS src/core/*.c)
 RUNNER_SOURCES := $(ROOM_SOURCES) $(sort $(wildcard tests/c/*.c))
 C_FILES := $(sort $(wildcard src/*/*.[ch] tests/*/*.[ch] benchmarks/c/*.[ch]))
+C_FILES += $(wildcard gpumem/include/*.h examples/c/*.c)
 
 BENCH_SOURCES := $(sort $(wildcard benchmarks/c/*.c))
 BENCH_PROGRAMS := $(patsubst benchmarks/c/%.c,build/c/bench/%,$(BENCH_SOURCES))

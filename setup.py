@@ -102,7 +102,8 @@ class BuildCore(build_ext):
         ext.define_macros = macros
         ext.extra_compile_args = compile_args
         ext.extra_link_args = link_args
-        ext.depends = [*room_files("*.h"), self.record(macros, compile_args, link_args)]
+        settings = self.record(macros, compile_args, link_args)
+        ext.depends = [*room_files("*.h"), "gpumem/include/gpumem.h", settings]
         super().build_extension(ext)
 
     def can_optimise_links(self):
@@ -148,9 +149,11 @@ setup(
     version=runpy.run_path("gpumem/_version.py")["__version__"],
     license="MIT",
     packages=["gpumem"],
-    package_data={"gpumem": ["py.typed", "*.pyi"]},
+    package_data={"gpumem": ["py.typed", "*.pyi", "include/*.h"]},
     ext_modules=[
-        Extension("gpumem._core", room_files("*.c"), include_dirs=["src"]),
+        Extension(
+            "gpumem._core", room_files("*.c"), include_dirs=["src", "gpumem/include"]
+        ),
     ],
     cmdclass={"build_ext": BuildCore},
 )

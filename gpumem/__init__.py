@@ -19,7 +19,7 @@ except ModuleNotFoundError:  # a source tree that was not built, see _source_tre
     use_installed(__path__)
     from gpumem._core import get_backend
 
-from gpumem._config import show_config
+from gpumem._config import get_include, show_config
 from gpumem._core import (
     BaseMemory,
     BaseStream,
@@ -122,6 +122,7 @@ __all__ = [
     "get_device_count",
     "get_device_id",
     "get_elapsed_time",
+    "get_include",
     "get_pinned_memory_allocator",
     "is_memory_pinned",
     "malloc",

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""show_config: what was built, and what is in use."""
+"""show_config: what was built, and what is in use. get_include: where the header is."""
 
 from __future__ import annotations
 
+import os.path
 import sys
 
 from gpumem import _core
@@ -45,3 +46,8 @@ def show_config(file: TextIO | None = None) -> None:
     width = max(map(len, facts))
     for name, text in facts.items():
         print(f"{name:<{width}}  {text}", file=file)
+
+
+def get_include() -> str:
+    """Returns the folder with gpumem.h, for a C compiler's include path."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "include")

@@ -33,6 +33,11 @@ CORE_SYSTEM = {
 # What a backend may know of the core: the table it fills, and what that rests on.
 BACKEND_CORE = {"gm_backend.h", "gm_base.h", "gm_process.h", "gm_status.h"}
 
+# The headers that come with the package, and the folders of C code that uses gpumem
+# from outside: examples/, and tests/ but for tests/c/.
+PUBLIC = "gpumem/include"
+OUTSIDE = ("examples", "tests")
+
 PRINTING = r"f?printf|v[fs]?n?printf|f?puts|f?putc|putchar|perror|write"
 ENDING = r"abort|_?exit|_Exit|quick_exit|raise"
 HOST_MEMORY = (
@@ -115,7 +120,7 @@ def system_includes(source: Source) -> Iterator[Finding]:
         if source.room == "core" and header not in CORE_SYSTEM:
             yield line, f"the core may not include <{header}>"
         is_python = header in ("Python.h", "structmember.h", "pythread.h")
-        if is_python and source.room != "python":
+        if is_python and source.room not in ("python", *OUTSIDE):
             yield line, f"<{header}> belongs to src/python"
         is_cuda = header.startswith(("cuda", "driver_types", "vector_types", "crt/"))
         if is_cuda and not (
@@ -128,9 +133,8 @@ def own_includes(source: Source) -> Iterator[Finding]:
     """The arrows between the rooms."""
     for line, header in _includes(source, r'"([^"]+)"'):
         beside = (source.root / source.path).parent / header
-        found = next(
-            (f for f in (beside, source.root / "src" / header) if f.is_file()), None
-        )
+        places = (beside, source.root / "src" / header, source.root / PUBLIC / header)
+        found = next((place for place in places if place.is_file()), None)
         if found is None:
             yield line, f'"{header}" is in no room'
             continue
@@ -158,6 +162,8 @@ def _may_include(source: Source, target: Source) -> bool:
         return False
     if source.room == "backends":
         return target.room == "core" and target.name in BACKEND_CORE
+    if source.room in ("python", *OUTSIDE) and target.path.startswith(PUBLIC):
+        return True  # what it offers to C code
     if source.room in ("python", "benchmarks"):
         return target.room == "core" or target.path == "src/backends/backends.h"
     return False
@@ -355,9 +361,16 @@ C_ONLY = {"system_includes", "own_includes", "forbidden_names", "mutable_globals
 
 def sources(root: Path) -> list[Source]:
     patterns = (
-        *("src/**/*.[ch]", "tests/c/**/*.[ch]", "benchmarks/**/*.[ch]", "*.py"),
+        *(
+            "src/**/*.[ch]",
+            f"{PUBLIC}/*.h",
+            "tests/c/**/*.[ch]",
+            "benchmarks/**/*.[ch]",
+            "*.py",
+        ),
         *("src/**/*.py", "gpumem/**/*.py", "gpumem/**/*.pyi", "tests/**/*.py"),
-        *("benchmarks/**/*.py", ".ci/**/*.py"),
+        *("benchmarks/**/*.py", "examples/**/*.[ch]", "examples/**/*.py"),
+        *("tests/c_api/*.c", ".ci/**/*.py"),
     )
     found = {path for pattern in patterns for path in root.glob(pattern)}
     return [Source(root, path.relative_to(root).as_posix()) for path in sorted(found)]

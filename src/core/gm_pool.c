@@ -351,6 +351,23 @@ gm_pool_placement(gm_pool *pool,
 }
 
 gm_status
+gm_pool_range(gm_pool *pool, const gm_block *block, uint32_t generation, gm_range *out)
+{
+    gm_status status = GM_ERR_NOT_OWNED;
+
+    if (gm_process_is_forked()) {
+        return GM_ERR_FORKED;
+    }
+    gm_pool_lock(pool);
+    if (block->generation == generation && gm_block_is_live(block)) {
+        *out = (gm_range){block->segment->piece.base, block->segment->piece.size};
+        status = GM_OK;
+    }
+    gm_pool_leave(pool);
+    return status;
+}
+
+gm_status
 gm_pool_set_limit(gm_pool *pool, size_t limit)
 {
     bool above;

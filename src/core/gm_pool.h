@@ -155,6 +155,12 @@ GM_MUST_CHECK gm_status gm_pool_placement(gm_pool *pool,
                                           uint64_t *serial,
                                           size_t *offset);
 
+/* What upstream gave that a live block lies in. GM_ERR_NOT_OWNED as above. */
+GM_MUST_CHECK gm_status gm_pool_range(gm_pool *pool,
+                                      const gm_block *block,
+                                      uint32_t generation,
+                                      gm_range *out);
+
 /* Gives idle segments back upstream: all, or those of the one stream. Returns bytes.
  * While a graph is being recorded it does nothing; all of them go when it ends. */
 size_t gm_pool_release_idle(gm_pool *pool);

@@ -15,6 +15,7 @@
 atomic_uint gm_process_special;
 
 static atomic_flag claimed = ATOMIC_FLAG_INIT;
+static _Atomic(void *) binding_word;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 static gm_host_fault host_fault;
@@ -63,6 +64,18 @@ void
 gm_process_unclaim(void)
 {
     atomic_flag_clear(&claimed);
+}
+
+void
+gm_process_set_binding(void *binding)
+{
+    atomic_store(&binding_word, binding);
+}
+
+void *
+gm_process_binding(void)
+{
+    return atomic_load_explicit(&binding_word, memory_order_acquire);
 }
 
 void

@@ -8,6 +8,7 @@
  * - the fork handler: installed with the first device, so that a child forked from then
  *   on is frozen
  * - claimed: a language binding lives here, so a second copy of it must not
+ * - binding: where that binding finds what C callers need who have no object of it
  * - host_fault: test seam, may make the n-th host allocation fail
  * - pools: every native pool, so that one can ask the others for idle memory
  * - captures: the recordings under way
@@ -86,6 +87,11 @@ void gm_process_opened(void);
  * binding. One that could not start gives the claim back. */
 bool gm_process_claim(void);
 void gm_process_unclaim(void);
+
+/* One word of the binding's, for calls that reach it from C; NULL where there is none.
+ */
+void gm_process_set_binding(void *binding);
+void *gm_process_binding(void);
 
 /* From now on destructors leak. Called at interpreter exit. */
 void gm_process_exit(void);

@@ -11,6 +11,7 @@
  */
 #include "guard.h"
 #include "hooks.h"
+#include "later.h"
 #include "pools.h"
 #include "stream.h"
 

@@ -37,6 +37,12 @@ pool_at(gmpy_state *st, PyObject **place, PyObject *type)
     return pool;
 }
 
+PyObject *
+gmpy_default_pool(gmpy_state *st)
+{
+    return pool_at(st, &st->default_pool, st->MemoryPoolType);
+}
+
 PyDoc_STRVAR(
     get_default_memory_pool_doc,
     "get_default_memory_pool()\n"
@@ -50,9 +56,7 @@ PyDoc_STRVAR(
 static PyObject *
 get_default_memory_pool(PyObject *module, PyObject *Py_UNUSED(ignored))
 {
-    gmpy_state *st = gmpy_state_of_module(module);
-
-    return pool_at(st, &st->default_pool, st->MemoryPoolType);
+    return gmpy_default_pool(gmpy_state_of_module(module));
 }
 
 PyDoc_STRVAR(use_default_memory_pool_doc,

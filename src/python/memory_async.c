@@ -17,6 +17,7 @@
  * Cost: allocating and freeing 0.7 us together once the driver's pool is warm.
  * Threading: as Memory (memory.c).
  */
+#include "later.h"
 #include "memory_kinds.h"
 #include "out_of_memory.h"
 #include "stream.h"

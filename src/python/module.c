@@ -7,6 +7,7 @@
  * and attaching from the core's callbacks goes through the main interpreter.
  */
 #include "module.h"
+#include "capi.h"
 #include "guard.h"
 #include "hooks.h"
 #include "memory_kinds.h"
@@ -140,6 +141,7 @@ static int (*const types[])(PyObject *, gmpy_state *) = {
     gmpy_memory_async_pool_init,
     gmpy_guard_init,
     gmpy_graph_init,
+    gmpy_c_init,
 };
 
 static int
@@ -173,6 +175,7 @@ module_exec(PyObject *module)
         return -1;
     }
     if (module_fill(module) < 0) {
+        gmpy_c_fini(gmpy_state_of_module(module));
         gm_process_unclaim();
         return -1;
     }
@@ -229,6 +232,7 @@ static void
 module_free(void *module)
 {
     (void)module_clear(module);
+    gmpy_c_fini(gmpy_state_of_module(module));
     PyMem_Free(gmpy_state_of_module(module)->lives);
 }
 

@@ -305,6 +305,7 @@ typedef struct gmpy_thread {
     PyObject *allocator;    // the scoped allocator, borrowed
     PyObject *hooks;        // dictionary of memory hooks, borrowed; NULL for none
     PyObject *settings;     // the object that owns all this, borrowed
+    uint16_t client;        // on whose account requests are (core/gm_client.h)
     uint64_t round;         // of the collection that guard.c runs here; 0: none
     bool settling;          // is in guard.c's row of them
     bool collecting;        // has called the collector (collect.c)
@@ -650,51 +651,5 @@ int gmpy_event_init(PyObject *module, gmpy_state *st);
 int gmpy_graph_init(PyObject *module, gmpy_state *st);
 extern PyMethodDef gmpy_stream_methods[];
 extern PyMethodDef gmpy_event_time_methods[];
-
-/* ---- parked.c ---- */
-
-/* What waits, at the start of a struct of host memory that says the rest. `give` gives
- * it back and frees the struct; false: it has to wait on, and nothing happened. Runs
- * attached, with no exception pending, and leaves none. */
-struct gmpy_parked {
-    gmpy_parked *next;
-    bool (*give)(gmpy_state *st, gmpy_parked *self);
-};
-
-/* Takes it over. */
-void gmpy_park(gmpy_state *st, gmpy_parked *item);
-
-/* Gives back what can be given back by now. May run Python code; changes no pending
- * exception. */
-void gmpy_parked_look_now(gmpy_state *st);
-
-static inline void
-gmpy_parked_look(gmpy_state *st)
-{
-    if (GM_UNLIKELY(__atomic_load_n(&st->parked, __ATOMIC_RELAXED) != NULL)) {
-        gmpy_parked_look_now(st);
-    }
-}
-
-/* ---- watch.c ---- */
-
-/* Ready to watch one buffer, with an event on `device`; NULL where there is no room:
- * then wait for the stream. Needs no interpreter. */
-gmpy_watched *gmpy_watch_new(gmpy_state *st, const gm_backend *backend, int device);
-
-/* The device has done with the buffer when it has done what is queued on `stream` now.
- * Needs no interpreter. */
-gm_status
-gmpy_watch_mark(const gm_backend *backend, gmpy_watched *item, gm_stream stream);
-
-/* Keeps the buffer, which it takes over, until then. */
-void gmpy_watch_keep(gmpy_state *st, gmpy_watched *item, Py_buffer *buffer);
-
-/* Ends one that keeps nothing; accepts NULL. Needs no interpreter. */
-void gmpy_watch_free(const gm_backend *backend, gmpy_watched *item);
-
-/* Releases buffers that the device has done with: asks about a few, or about `all`. May
- * run Python code. */
-void gmpy_watch_look(gmpy_state *st, bool all);
 
 #endif

@@ -60,8 +60,21 @@ struct gmpy_rescue {
     PyObject *shortage; // what the pool's allocator raised last for want of memory
     size_t asked;       // how often the callback was
     bool asking;        // it is running
+    bool of_c;          // made by C code: what Python raises becomes its last error
+    bool alone;         // the same, and it must not wait for the interpreter
     gmpy_rescue *outer; // a request of this thread that is under way around this one
 };
+
+/* Makes the request with all means. Detached from the interpreter; stands in the list
+ * of the calling thread already. *by may be NULL: no stream of a device. */
+gm_status gmpy_rescue_run(gmpy_rescue *rescue,
+                          const gm_request *request,
+                          const struct gm_stream_use *by,
+                          gm_block **out);
+
+/* What Python code raised goes to whoever made the request under way: it stays pending,
+ * or is the last error of C code. Attached. */
+void gmpy_rescue_failed(gmpy_state *st);
 
 /* The innermost of the calling thread's; NULL for none. */
 extern _Thread_local gmpy_rescue *gmpy_this_rescue;

@@ -16,6 +16,7 @@
  * giving back calls the device, which lets others run, and may run Python code, so the
  * list is in order whenever that can happen.
  */
+#include "later.h"
 #include "module.h"
 
 #include "core/gm_process.h" // gm_process_is_special

@@ -56,4 +56,7 @@ int gmpy_pinned_pool_init(PyObject *module, gmpy_state *st);
 extern PyMethodDef gmpy_pinned_allocator_methods[];
 extern PyMethodDef gmpy_default_pools_methods[];
 
+/* The program's default pool of device memory: new reference. */
+PyObject *gmpy_default_pool(gmpy_state *st);
+
 #endif

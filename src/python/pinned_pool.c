@@ -14,6 +14,7 @@
  *
  * Cost: a hit is the core's and two objects. Threading: any thread.
  */
+#include "later.h"
 #include "pinned.h"
 #include "pools.h"
 

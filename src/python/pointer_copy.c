@@ -17,6 +17,7 @@
  * While a stream records a graph, what returns only when it is done cannot be recorded
  * and would spoil the recording: it is refused before any device call.
  */
+#include "later.h"
 #include "pointer.h"
 #include "stream.h"
 

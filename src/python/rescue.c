@@ -7,12 +7,15 @@
  * A request under way stands in a list of its thread, innermost first. By it what a
  * Python base allocator raised for want of memory finds its way into the exception, as
  * its cause, and a callback is known to be running: a request made inside it that fails
- * gets its error at once instead of asking again.
+ * gets its error at once instead of asking again. A request of C code (capi_memory.c)
+ * goes the same way, but for what needs the interpreter: that attaches when it comes to
+ * it, and what it raises becomes the last error of the thread.
  *
  * Threading: a request is its thread's alone. The callback runs on that thread, with no
  * lock held.
  */
 #include "async_pool.h"
+#include "capi.h"
 #include "guard.h"
 #include "out_of_memory.h"
 #include "pools.h"
@@ -48,13 +51,36 @@ trim_driver(void *context, int device)
     return gmpy_async_pools_trim(rescue->st, device);
 }
 
+/* The callback that a request of `pool` may ask: new reference, NULL for none. None
+ * while one is running on this thread, whichever pool's: they would nest as deep as
+ * there are pools. */
+static PyObject *
+callback_for(gm_pool *pool)
+{
+    PyObject *object = gmpy_upstream_of(pool)->object;
+
+    for (const gmpy_rescue *r = gmpy_this_rescue; r; r = r->outer) {
+        if (r->asking) {
+            return NULL;
+        }
+    }
+    return object ? gmpy_pool_callback((gmpy_any_pool *)object) : NULL;
+}
+
 static gm_answer
 ask_attached(gmpy_rescue *rescue, const gm_shortage *shortage)
 {
-    PyObject *error = gmpy_out_of_memory_new(rescue->st, shortage, true);
+    PyObject *error;
     PyObject *answer = NULL;
     int truth;
 
+    if (!rescue->callback) {
+        rescue->callback = callback_for(rescue->pool);
+    }
+    if (!rescue->callback) {
+        return GM_ANSWER_GIVE_UP;
+    }
+    error = gmpy_out_of_memory_new(rescue->st, shortage, true);
     rescue->asked = shortage->attempt;
     if (error) {
         rescue->asking = true;
@@ -62,12 +88,13 @@ ask_attached(gmpy_rescue *rescue, const gm_shortage *shortage)
         rescue->asking = false;
         Py_DECREF(error);
     }
-    if (!answer) {
+    truth = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    if (truth < 0) {
+        gmpy_rescue_failed(rescue->st);
         return GM_ANSWER_FAILED;
     }
-    truth = PyObject_IsTrue(answer);
-    Py_DECREF(answer);
-    return truth < 0 ? GM_ANSWER_FAILED : truth ? GM_ANSWER_RETRY : GM_ANSWER_GIVE_UP;
+    return truth ? GM_ANSWER_RETRY : GM_ANSWER_GIVE_UP;
 }
 
 static gm_answer
@@ -120,6 +147,14 @@ gmpy_rescue_note(const gmpy_upstream *up)
 }
 
 void
+gmpy_rescue_failed(gmpy_state *st)
+{
+    if (gmpy_this_rescue && gmpy_this_rescue->of_c) {
+        (void)gmpy_c_fail_exception(st);
+    }
+}
+
+void
 gmpy_rescue_forget(const gmpy_upstream *up)
 {
     gmpy_rescue *rescue = gmpy_this_rescue;
@@ -130,22 +165,6 @@ gmpy_rescue_forget(const gmpy_upstream *up)
 }
 
 /* ---- a request ---- */
-
-/* The callback that a request of `pool` may ask: new reference, NULL for none. None
- * while one is running on this thread, whichever pool's: they would nest as deep as
- * there are pools. */
-static PyObject *
-callback_for(gm_pool *pool)
-{
-    PyObject *object = gmpy_upstream_of(pool)->object;
-
-    for (const gmpy_rescue *r = gmpy_this_rescue; r; r = r->outer) {
-        if (r->asking) {
-            return NULL;
-        }
-    }
-    return object ? gmpy_pool_callback((gmpy_any_pool *)object) : NULL;
-}
 
 static void
 raise_shortage(gmpy_rescue *rescue, const gm_request *request, gm_status status)
@@ -203,6 +222,32 @@ current_use(gmpy_state *st, int device)
     return by;
 }
 
+gm_status
+gmpy_rescue_run(gmpy_rescue *rescue,
+                const gm_request *request,
+                const gm_stream_use *by,
+                gm_block **out)
+{
+    bool asks = !rescue->alone && (rescue->of_c || rescue->callback);
+    gm_rescue means = {
+        .context = rescue,
+        .collect = rescue->alone ? NULL : collect_garbage,
+        .trim = trim_driver,
+        .ask = asks ? ask_callback : NULL,
+        .by = by,
+    };
+    gm_status status;
+
+    if (by && !gmpy_stream_use_look(rescue->st->backend, by, &means.recording)) {
+        means.by = NULL; // nothing is lent to a stream that is gone
+    }
+    status = gm_pool_malloc_slow(rescue->pool, request, &means, out);
+    if (status == GM_OK && (*out)->state == GM_BLOCK_NOTED) {
+        gmpy_upstream_note(gmpy_upstream_of(rescue->pool)); // borrowed, or of a graph
+    }
+    return status;
+}
+
 GM_COLD int
 gmpy_pool_malloc_slow(gmpy_state *st,
                       gm_pool *pool,
@@ -217,13 +262,6 @@ gmpy_pool_malloc_slow(gmpy_state *st,
     };
     int device = gm_pool_device(pool);
     gm_stream_use by = current_use(st, device);
-    gm_rescue means = {
-        .context = &rescue,
-        .collect = collect_garbage,
-        .trim = trim_driver,
-        .ask = rescue.callback ? ask_callback : NULL,
-        .by = device < 0 ? NULL : &by,
-    };
     gm_status status;
 
     gmpy_upstreams_look(st);
@@ -231,14 +269,8 @@ gmpy_pool_malloc_slow(gmpy_state *st,
     gmpy_this_rescue = &rescue;
     gmpy_upstream_count(pool, 1); // the request under way
     Py_BEGIN_ALLOW_THREADS
-    if (!gmpy_stream_use_look(st->backend, &by, &means.recording)) {
-        means.by = NULL; // nothing is lent to a stream that is gone
-    }
-    status = gm_pool_malloc_slow(pool, request, &means, out);
+    status = gmpy_rescue_run(&rescue, request, device < 0 ? NULL : &by, out);
     Py_END_ALLOW_THREADS
-    if (status == GM_OK && (*out)->state == GM_BLOCK_NOTED) {
-        gmpy_upstream_note(gmpy_upstream_of(pool)); // borrowed, or of a graph
-    }
     gmpy_upstream_count(pool, -1);
     if (status != GM_OK) {
         raise_failed(&rescue, request, status);

@@ -18,6 +18,7 @@
  *
  * Threading: a stream does not change once it is made and may be used by any thread.
  */
+#include "later.h"
 #include "stream.h"
 
 #include "core/gm_process.h" // gm_process_is_frozen

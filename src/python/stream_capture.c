@@ -16,6 +16,7 @@
  * same time all but one are refused. In another mode than relaxed the thread that began
  * a recording has to end it.
  */
+#include "later.h"
 #include "stream.h"
 
 #include "core/gm_capture.h"

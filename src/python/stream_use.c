@@ -13,6 +13,7 @@
  * Cost: on the stream that the memory was taken for, one look under the pool's lock.
  * Threading: any thread; what calls the device lets others run.
  */
+#include "later.h"
 #include "stream.h"
 
 #include "core/gm_pending.h"

@@ -13,6 +13,7 @@
  *
  * Threading: as Memory (memory.c).
  */
+#include "later.h"
 #include "memory_kinds.h"
 #include "module.h"
 

@@ -14,7 +14,8 @@
  * that is not the newest hands what it hid to the next one above it. So scopes that are
  * left out of order, as generators do, never make current what has been left already.
  *
- * Memory hooks are here too, since they end with the thread; hooks.c calls them.
+ * Memory hooks are here too, since they end with the thread; hooks.c calls them. So is
+ * the last error of C code, which threads have that Python never saw.
  *
  * A thread's own default streams end with it as well, for nobody else can queue work on
  * them: what the pools have cached for them becomes anybody's when that work is done
@@ -27,6 +28,7 @@
  *
  * Threading: a thread sees its own settings alone; nothing here needs a lock.
  */
+#include "capi.h"
 #include "hooks.h"
 #include "out_of_memory.h"
 #include "stream.h"
@@ -38,6 +40,7 @@
 
 _Thread_local gmpy_thread gmpy_this_thread;
 _Thread_local gmpy_rescue *gmpy_this_rescue;
+_Thread_local gmpy_c_error gmpy_this_c_error;
 
 typedef struct scope {
     PyObject *entered;   // what the `with` is of: a reference

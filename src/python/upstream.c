@@ -277,6 +277,9 @@ callable_take(void *context, int device, size_t size, gm_piece *out)
         status = callable_call(up, device, size, out);
         gmpy_device_leave(up->st, &mark);
     }
+    if (status == GM_ERR_CALLBACK) {
+        gmpy_rescue_failed(up->st);
+    }
     PyGILState_Release(gil);
     return status;
 }
@@ -323,6 +326,9 @@ take_hooked(const gm_upstream *plain, int device, size_t size, gm_piece *out)
         status = GM_ERR_CALLBACK;
     }
     Py_XDECREF(hooks);
+    if (status == GM_ERR_CALLBACK) {
+        gmpy_rescue_failed(up->st);
+    }
     PyGILState_Release(gil);
     return status;
 }
@@ -348,12 +354,14 @@ gmpy_upstream_memory_of(const gmpy_upstream *up, const gm_block *block)
     return up->callable ? owner->mem : NULL;
 }
 
+/* Where C code's request must not wait for the interpreter, no hook is told of it. */
 static gm_status
 upstream_take(void *context, int device, size_t size, gm_piece *out)
 {
     gmpy_upstream *up = context;
     gm_upstream plain = plain_upstream(up);
-    bool hooked = up->kind == GM_MEM_DEVICE && gmpy_is_hooked(up->st);
+    bool alone = gmpy_this_rescue && gmpy_this_rescue->alone;
+    bool hooked = up->kind == GM_MEM_DEVICE && !alone && gmpy_is_hooked(up->st);
 
     return GM_LIKELY(!hooked) ? plain.take(up, device, size, out)
                               : take_hooked(&plain, device, size, out);

@@ -18,6 +18,7 @@
  * Releasing a buffer may run Python code, so the list is in order whenever that can
  * happen. Threading: any thread, attached; asking the device lets others run.
  */
+#include "later.h"
 #include "module.h"
 
 #include "core/gm_process.h" // gm_process_is_special

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the files behind the C interface (gpumem/include/gpumem.h) share.
+ *
+ * C callers have no object of ours and may be on threads that Python never saw, so what
+ * they reach hangs on one word of the process (core/gm_process.h): the table of what
+ * they were handed out, the names of clients, the module's state. It is there as long
+ * as the module, and for the rest of a process that is exiting.
+ */
+#ifndef GMPY_CAPI_H
+#define GMPY_CAPI_H
+
+#include "module.h"
+
+#include "core/gm_client.h"
+#include "core/gm_note.h" // gm_stream_use
+#include "core/gm_raw.h"
+
+#define GPUMEM_EXPORT __attribute__((visibility("default")))
+#include "gpumem.h"
+
+#include <stdatomic.h>
+
+typedef struct gmpy_c_api {
+    gmpy_state *st;
+    gm_raw_table raws;
+    gm_clients clients;
+} gmpy_c_api;
+
+/* A pool as C code holds it. References: its holders, and what is in use. The last one
+ * drops the object, for which it attaches to the interpreter. */
+struct gpumem_pool {
+    atomic_size_t refs;
+    gmpy_c_api *api;
+    PyObject *object; // a MemoryPool or a SingleDeviceMemoryPool
+    unsigned flags;   // GPUMEM_*
+    bool named;       // has a client of its own; else it is the thread's
+    uint16_t client;
+    int device_count;
+    _Atomic(gm_pool *) natives[]; // one a device, NULL until used; `object` keeps them
+};
+
+/* ---- capi_error.c ---- */
+
+typedef struct gmpy_c_error {
+    char text[1024];
+} gmpy_c_error;
+
+extern _Thread_local gmpy_c_error gmpy_this_c_error;
+
+/* Notes why a call fails, and returns the gpumem_status for it; `what` names the
+ * operation. GM_ERR_CALLBACK: noted already. Needs no interpreter. */
+int gmpy_c_fail(const gmpy_c_api *api, gm_status status, const char *what);
+
+/* The same with a text of its own. */
+int gmpy_c_fail_text(gpumem_status status, const char *format, ...)
+    Py_GCC_ATTRIBUTE((format(printf, 2, 3)));
+
+/* The same for the pending exception, which it takes. Attached. */
+int gmpy_c_fail_exception(gmpy_state *st);
+
+/* ---- capi_pool.c ---- */
+
+/* The native pool of a device, which may be GPUMEM_CURRENT_DEVICE; with `make` it is
+ * made where there is none, otherwise *out is NULL then. Attaches where this is the
+ * first use there. A gpumem_status. */
+int gmpy_c_native(gpumem_pool *pool, int device, bool make, gm_pool **out, int *number);
+
+static inline void
+gmpy_c_ref(gpumem_pool *pool)
+{
+    atomic_fetch_add_explicit(&pool->refs, 1, memory_order_relaxed);
+}
+
+void gmpy_c_unref(gpumem_pool *pool);
+
+/* Where the caller is attached to the interpreter, lets go of it until gmpy_c_attach is
+ * given what this returned. */
+static inline PyThreadState *
+gmpy_c_detach(void)
+{
+    return GMPY_IS_ATTACHED() ? PyEval_SaveThread() : NULL;
+}
+
+static inline void
+gmpy_c_attach(PyThreadState *attached)
+{
+    if (attached) {
+        PyEval_RestoreThread(attached);
+    }
+}
+
+/* ---- capi.c ---- */
+
+/* For the module: begins and ends the C interface. 0, or -1 with an exception. */
+int gmpy_c_init(PyObject *module, gmpy_state *st);
+void gmpy_c_fini(gmpy_state *st);
+
+/* What every call begins with: *out, or a gpumem_status that says why not. */
+int gmpy_c_begin(gmpy_c_api **out);
+
+#endif
