@@ -151,6 +151,22 @@ def test_use_is_for_good_and_for_this_thread(in_thread):
 
 
 @pytest.mark.two_devices
+def test_what_a_thread_was_told_of_its_device_does_not_outlast_a_change(in_thread):
+    pool = gpumem.MemoryPool()
+
+    def work():
+        asked = [get_device_id(), pool.malloc(512).device_id]
+        for number in (1, 0):
+            Device(number).use()
+            asked += [pool.malloc(512).device_id for _ in range(2)]
+        with Device(1):
+            asked.append(pool.malloc(512).device_id)
+        return [*asked, get_device_id()]
+
+    assert in_thread(work) == [0, 0, 1, 1, 0, 0, 1, 0]
+
+
+@pytest.mark.two_devices
 def test_with_goes_back_and_nests():
     with Device(1) as first:
         assert first == Device(1)

@@ -82,6 +82,9 @@ GM_MUST_CHECK gm_status cuda_self_init(cuda_self *self);
 /* The calling thread's current device. */
 GM_MUST_CHECK cudaError_t cuda_current(const cuda_self *self, int *device);
 
+/* The runtime was told of another one for the calling thread. */
+void cuda_forget_current(void);
+
 /* The number of the device's primary context, which a reset changes; 0 where it has
  * none. Makes none. */
 GM_MUST_CHECK cudaError_t cuda_primary_id(const cuda_self *self,

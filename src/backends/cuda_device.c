@@ -40,6 +40,7 @@ cuda_device_set(void *self, int device)
     if (!cuda_has_device(self, device)) {
         return GM_ERR_INVALID_DEVICE;
     }
+    cuda_forget_current();
     return cuda_status(cudaSetDevice(device));
 }
 
