@@ -10,6 +10,7 @@
  *   cuda_device.c    device slots, peers
  *   cuda_memory.c    allocate, free, whose address is this
  *   cuda_pool.c      stream-ordered memory and the driver's pools of it
+ *   cuda_vm.c        virtual memory: addresses and what is behind them
  *   cuda_ipc.c       handles of memory for other processes
  *   cuda_copy.c      copy and set
  *   cuda_stream.c    streams and events
@@ -56,6 +57,33 @@ typedef struct cuda_driver {
     CUresult (*ctx_get_id)(CUcontext context, unsigned long long *id);
     CUresult (*stream_get_ctx)(CUstream stream, CUcontext *context);
     CUresult (*mem_get_range)(CUdeviceptr *base, size_t *size, CUdeviceptr ptr);
+    CUresult (*device_get_attribute)(int *value,
+                                     CUdevice_attribute which,
+                                     CUdevice handle);
+    CUresult (*mem_get_granularity)(size_t *bytes,
+                                    const CUmemAllocationProp *properties,
+                                    CUmemAllocationGranularity_flags option);
+    CUresult (*mem_address_reserve)(CUdeviceptr *ptr,
+                                    size_t size,
+                                    size_t alignment,
+                                    CUdeviceptr wish,
+                                    unsigned long long flags);
+    CUresult (*mem_address_free)(CUdeviceptr ptr, size_t size);
+    CUresult (*mem_create)(CUmemGenericAllocationHandle *handle,
+                           size_t size,
+                           const CUmemAllocationProp *properties,
+                           unsigned long long flags);
+    CUresult (*mem_release)(CUmemGenericAllocationHandle handle);
+    CUresult (*mem_map)(CUdeviceptr ptr,
+                        size_t size,
+                        size_t offset,
+                        CUmemGenericAllocationHandle handle,
+                        unsigned long long flags);
+    CUresult (*mem_unmap)(CUdeviceptr ptr, size_t size);
+    CUresult (*mem_set_access)(CUdeviceptr ptr,
+                               size_t size,
+                               const CUmemAccessDesc *access,
+                               size_t count);
 } cuda_driver;
 
 /* ---- state ---- */
@@ -134,6 +162,13 @@ gm_status cuda_status_of_release(cudaError_t error);
 
 /* A driver call's result in the runtime's numbers, which are the same. */
 cudaError_t cuda_from_driver(CUresult result);
+
+/* ---- what a device can do (cuda_vm.c) ---- */
+
+/* Whether it has virtual memory; it is there. */
+GM_MUST_CHECK cudaError_t cuda_has_virtual_memory(const cuda_self *cuda,
+                                                  int device,
+                                                  bool *supported);
 
 /* ---- slots, in the order of the table ---- */
 
@@ -237,6 +272,15 @@ gm_status
 cuda_mem_advise(void *self, uintptr_t ptr, size_t size, int advice, int device);
 gm_status cuda_peer_can_access(void *self, int device, int peer, bool *can);
 gm_status cuda_peer_enable(void *self, int device, int peer);
+
+gm_status cuda_vm_granularity(void *self, int device, size_t *bytes);
+gm_status cuda_vm_reserve(void *self, size_t size, uintptr_t *out);
+gm_status cuda_vm_unreserve(void *self, uintptr_t ptr, size_t size);
+gm_status cuda_vm_create(void *self, int device, size_t size, gm_handle *out);
+gm_status cuda_vm_release(void *self, gm_handle handle);
+gm_status cuda_vm_map(void *self, uintptr_t ptr, size_t size, gm_handle handle);
+gm_status cuda_vm_unmap(void *self, uintptr_t ptr, size_t size);
+gm_status cuda_vm_set_access(void *self, uintptr_t ptr, size_t size, int device);
 
 gm_status cuda_ipc_export(void *self, uintptr_t ptr, gm_ipc_handle *out);
 gm_status

@@ -12,8 +12,6 @@
  *
  * Threading: open and probe from any thread; open is serialised by a lock of its own,
  * held while the driver initialises, under which nothing of ours is called back.
- *
- * Not here yet, so answered GM_ERR_UNSUPPORTED by the wrappers: virtual memory.
  */
 #if GM_WITH_CUDA
 
@@ -93,6 +91,15 @@ static gm_backend opened_table = {
     .peer_can_access = cuda_peer_can_access,
     .peer_enable = cuda_peer_enable,
 
+    .vm_granularity = cuda_vm_granularity,
+    .vm_reserve = cuda_vm_reserve,
+    .vm_unreserve = cuda_vm_unreserve,
+    .vm_create = cuda_vm_create,
+    .vm_release = cuda_vm_release,
+    .vm_map = cuda_vm_map,
+    .vm_unmap = cuda_vm_unmap,
+    .vm_set_access = cuda_vm_set_access,
+
     .ipc_export = cuda_ipc_export,
     .ipc_open = cuda_ipc_open,
     .ipc_close = cuda_ipc_close,
@@ -134,7 +141,8 @@ probe_status(const gm_cuda_probe *probe)
 static uint32_t
 find_caps(int count)
 {
-    unsigned common = GM_DEVICE_MEMORY_POOLS | GM_DEVICE_MANAGED;
+    unsigned common =
+        GM_DEVICE_MEMORY_POOLS | GM_DEVICE_MANAGED | GM_DEVICE_VIRTUAL_MEMORY;
     uint32_t caps = GM_CAP_IPC;
 
     for (int device = 0; device < count; device++) {
@@ -148,6 +156,9 @@ find_caps(int count)
     }
     if ((common & GM_DEVICE_MANAGED) != 0) {
         caps |= GM_CAP_MANAGED;
+    }
+    if ((common & GM_DEVICE_VIRTUAL_MEMORY) != 0) {
+        caps |= GM_CAP_VIRTUAL_MEMORY;
     }
     return caps;
 }

@@ -60,6 +60,15 @@ static const driver_symbol driver_symbols[] = {
     {"cuDevicePrimaryCtxRelease", offsetof(cuda_driver, primary_release)},
     {"cuStreamGetCtx", offsetof(cuda_driver, stream_get_ctx)},
     {"cuMemGetAddressRange", offsetof(cuda_driver, mem_get_range)},
+    {"cuDeviceGetAttribute", offsetof(cuda_driver, device_get_attribute)},
+    {"cuMemGetAllocationGranularity", offsetof(cuda_driver, mem_get_granularity)},
+    {"cuMemAddressReserve", offsetof(cuda_driver, mem_address_reserve)},
+    {"cuMemAddressFree", offsetof(cuda_driver, mem_address_free)},
+    {"cuMemCreate", offsetof(cuda_driver, mem_create)},
+    {"cuMemRelease", offsetof(cuda_driver, mem_release)},
+    {"cuMemMap", offsetof(cuda_driver, mem_map)},
+    {"cuMemUnmap", offsetof(cuda_driver, mem_unmap)},
+    {"cuMemSetAccess", offsetof(cuda_driver, mem_set_access)},
 };
 
 #define DRIVER_SYMBOLS (sizeof driver_symbols / sizeof *driver_symbols)

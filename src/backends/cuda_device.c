@@ -128,6 +128,7 @@ cuda_device_support(void *self, int device, unsigned *support)
         {cudaDevAttrPageableMemoryAccess, GM_DEVICE_PAGEABLE_ACCESS},
     };
     cudaError_t error = cudaSuccess;
+    bool virtual_memory = false;
     unsigned found = 0;
 
     if (!cuda_has_device(self, device)) {
@@ -139,6 +140,10 @@ cuda_device_support(void *self, int device, unsigned *support)
 
         error = cudaDeviceGetAttribute(&value, asked[i].attribute, device);
         found |= value ? asked[i].bit : 0;
+    }
+    if (error == cudaSuccess) {
+        error = cuda_has_virtual_memory(self, device, &virtual_memory);
+        found |= virtual_memory ? GM_DEVICE_VIRTUAL_MEMORY : 0;
     }
     if (error == cudaSuccess) {
         *support = found;
