@@ -340,6 +340,20 @@ def test_an_ability_or_a_device_that_is_not_there():
 
 
 @pytest.mark.sim_only
+def test_memory_by_page_is_an_ability_and_its_calls_have_names():
+    start = testing.ledger()
+    assert (start.reservations, start.handles, start.mappings) == (0, 0, 0)
+    assert (start.reserved_bytes, start.handle_bytes, start.mapped_bytes) == (0, 0, 0)
+    assert start.faults == 0
+    with testing.without("virtual_memory"):
+        gpumem.malloc(UNIT)  # needs none of it
+    for name in ("reserve", "unreserve", "create", "release", "map", "unmap"):
+        with testing.fail("vm_" + name), testing.slow_calls("vm_" + name, 0):
+            pass
+    assert testing.ledger()[:-1] == start[:-1]
+
+
+@pytest.mark.sim_only
 def test_pools_are_made_with_handles_of_their_own():
     assert testing.make_memory_pool() != testing.make_memory_pool()
     with pytest.raises(ValueError, match="device"):

@@ -7,10 +7,10 @@
  * one, none waits for the device: cuMemUnmap takes a range from under a running kernel,
  * and the fault is the caller's.
  *
- * The driver believes what it is told more than elsewhere. A handle that is dead or
- * never was is a read of freed memory in it, and it maps past the end of a reservation
- * without a word; so neither may be tried on it, while the simulated device refuses
- * both.
+ * The driver believes what it is told more than elsewhere: a handle that never was
+ * crashes it, one that was released is still mapped while it is so elsewhere, and a
+ * mapping may go on past the end of a reservation. The simulated device refuses all
+ * three.
  *
  * Memory is made with no handle type for other processes: one that can be exported must
  * be chosen when the memory is made.

@@ -5,7 +5,8 @@
  * A device has none until a call needs one; a program that only looks around makes none
  * (sim_slots.h says which calls do). Each has a number that no other had. A reset ends
  * all that the context has: memory, streams, events, graphs, pools, peers; and a sticky
- * fault of the device. Default streams stay, without their work.
+ * fault of the device. Default streams stay, without their work. Memory by page stays,
+ * too, with its bytes: it is the device's, and no context's.
  */
 #include "sim.h"
 
@@ -29,7 +30,6 @@ sim_reset(gm_sim *sim, int device)
     sim_imports_reset(sim, device);
     sim_pools_reset(sim, device);
     sim_memory_reset(sim, device);
-    sim_vm_reset(sim, device);
     sim_peers_reset(sim, device);
     sim->devices[device].context = false;
     sim->devices[device].incarnation = 0;

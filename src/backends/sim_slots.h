@@ -69,13 +69,13 @@ enum {
     X(mem_prefetch, 0)                                                                 \
     X(mem_advise, 0)                                                                   \
     X(vm_granularity, SIM_SURVIVES)                                                    \
-    X(vm_reserve, 0)                                                                   \
-    X(vm_unreserve, 0)                                                                 \
-    X(vm_create, 0)                                                                    \
-    X(vm_release, 0)                                                                   \
-    X(vm_map, 0)                                                                       \
-    X(vm_unmap, 0)                                                                     \
-    X(vm_set_access, 0)                                                                \
+    X(vm_reserve, SIM_SURVIVES)                                                        \
+    X(vm_unreserve, SIM_SURVIVES)                                                      \
+    X(vm_create, SIM_SURVIVES)                                                         \
+    X(vm_release, SIM_SURVIVES)                                                        \
+    X(vm_map, SIM_SURVIVES)                                                            \
+    X(vm_unmap, SIM_SURVIVES)                                                          \
+    X(vm_set_access, SIM_SURVIVES)                                                     \
     X(ipc_export, 0)                                                                   \
     X(ipc_open, SIM_CONTEXT | SIM_UNSAFE)                                              \
     X(ipc_close, SIM_UNSAFE)

@@ -17,11 +17,13 @@
  *
  * What is wrong is refused with the driver's numbers: addresses and sizes off the unit,
  * outside of what is reserved, over what is mapped, parts of a handle or a mapping. So
- * is what the driver does not see, such as a mapping past the end of what is reserved
- * or a handle that is dead. As there none of it makes a context.
+ * is what a driver does not see, such as a mapping past the end of what is reserved, or
+ * what it may not survive, a handle that is dead. As there all of it is the device's
+ * and no context's: none is made, a reset takes nothing along, a sticky fault stops
+ * nothing.
  *
- * Cost: map O(segments), the others O(mappings) of the range; showing and hiding are
- * one system call a mapping and one a range. The system bounds how many mappings a
+ * Cost: O(segments) of the range; showing and hiding are one system call a mapping and
+ * one a range. The system bounds how many mappings a
  * process has (65530 unless told otherwise); past that GM_ERR_HOST_MEMORY.
  */
 #include "sim.h"
@@ -160,30 +162,38 @@ sim_vm_release(gm_sim *sim, gm_handle handle)
 
 /* ---- mappings ---- */
 
-/* The next mapping of a range that is walked from one's start to another's end: *at is
- * its address and becomes that of what follows. NULL where no mapping starts there, or
- * one goes on past `end`. */
+/* The first mapping of a range at or after *at; *at becomes the address that follows
+ * it, `end` where there is none before that. */
 static sim_mapping *
-next_whole(const sim_vm_range *range, uintptr_t *at, uintptr_t end)
+next_mapping(const sim_vm_range *range, uintptr_t *at, uintptr_t end)
 {
-    sim_mapping *mapping = sim_vm_mapping_at(range, *at);
-    if (mapping == NULL || mapping->start != *at || mapping->pages->size > end - *at) {
-        return NULL;
+    while (*at < end) {
+        sim_mapping *mapping = sim_vm_mapping_at(range, *at);
+        if (mapping != NULL) {
+            *at = mapping->start + mapping->pages->size;
+            return mapping;
+        }
+        *at += SIM_SEGMENT;
     }
-    *at += mapping->pages->size;
-    return mapping;
+    return NULL;
 }
 
-/* The reserved range of these addresses, where they are whole mappings, one after the
- * other without a gap; NULL where not. */
+/* The reserved range of these addresses, where they cut no mapping in two and, unless
+ * `holes` are allowed, have something behind them throughout; NULL where not. */
 static sim_vm_range *
-find_whole(const gm_sim *sim, uintptr_t ptr, size_t size)
+find_whole(const gm_sim *sim, uintptr_t ptr, size_t size, bool holes)
 {
     sim_vm_range *range = sim_vm_find(sim, ptr, size);
-    uintptr_t at = ptr;
-    while (range != NULL && at < ptr + size) {
-        if (next_whole(range, &at, ptr + size) == NULL) {
-            range = NULL;
+    if (range == NULL || ptr % SIM_SEGMENT != 0 || size % SIM_SEGMENT != 0) {
+        return NULL;
+    }
+    uintptr_t end = ptr + size;
+    for (uintptr_t at = ptr; at < end;) {
+        uintptr_t from = at;
+        const sim_mapping *mapping = next_mapping(range, &at, end);
+        if (at > end || (mapping != NULL && mapping->start < ptr) ||
+            (!holes && (mapping == NULL || mapping->start != from))) {
+            return NULL;
         }
     }
     return range;
@@ -256,7 +266,7 @@ end_mapping(gm_sim *sim, sim_vm_range *range, sim_mapping *mapping)
 gm_status
 sim_vm_unmap(gm_sim *sim, uintptr_t ptr, size_t size)
 {
-    sim_vm_range *range = find_whole(sim, ptr, size);
+    sim_vm_range *range = find_whole(sim, ptr, size, true);
     if (range == NULL) {
         return sim_bad_value(sim);
     }
@@ -264,11 +274,12 @@ sim_vm_unmap(gm_sim *sim, uintptr_t ptr, size_t size)
         return GM_ERR_HOST_MEMORY;
     }
     uintptr_t at = ptr;
-    while (at < ptr + size) {
-        sim_mapping *mapping = next_whole(range, &at, ptr + size);
+    sim_mapping *mapping = next_mapping(range, &at, ptr + size);
+    while (mapping != NULL) {
         sim_pages *pages = mapping->pages;
         end_mapping(sim, range, mapping);
         end_if_unused(sim, pages);
+        mapping = next_mapping(range, &at, ptr + size);
     }
     return GM_OK;
 }
@@ -300,14 +311,14 @@ show_all(const gm_sim *sim, const sim_vm_range *range, uintptr_t ptr, size_t siz
     gm_status status = GM_OK;
     uintptr_t at = ptr;
     while (status == GM_OK && at < ptr + size) {
-        const sim_mapping *mapping = next_whole(range, &at, ptr + size);
+        const sim_mapping *mapping = next_mapping(range, &at, ptr + size);
         if (mapping->access == 0) {
             status = show(sim, mapping);
         }
     }
     uintptr_t end = status == GM_OK ? ptr : at;
     for (at = ptr; at < end;) {
-        const sim_mapping *mapping = next_whole(range, &at, end);
+        const sim_mapping *mapping = next_mapping(range, &at, end);
         if (mapping->access == 0) {
             (void)sim_vm_hide(mapping->start, mapping->pages->size);
         }
@@ -321,12 +332,12 @@ sim_vm_set_access(gm_sim *sim, uintptr_t ptr, size_t size, int device)
     if (!sim_has_device(sim, device)) {
         return GM_ERR_INVALID_DEVICE;
     }
-    sim_vm_range *range = find_whole(sim, ptr, size);
+    sim_vm_range *range = find_whole(sim, ptr, size, false);
     if (range == NULL) {
         return sim_bad_value(sim);
     }
     for (uintptr_t at = ptr; at < ptr + size;) {
-        int owner = next_whole(range, &at, ptr + size)->pages->device;
+        int owner = next_mapping(range, &at, ptr + size)->pages->device;
         if (owner != device && !sim_peer_possible(sim, device, owner)) {
             return GM_DEVICE_ERROR(SIM_CODE_PEER_UNSUPPORTED);
         }
@@ -336,7 +347,7 @@ sim_vm_set_access(gm_sim *sim, uintptr_t ptr, size_t size, int device)
         return status;
     }
     for (uintptr_t at = ptr; at < ptr + size;) {
-        next_whole(range, &at, ptr + size)->access |= bit_of(device);
+        next_mapping(range, &at, ptr + size)->access |= bit_of(device);
     }
     return GM_OK;
 }
@@ -366,34 +377,13 @@ sim_vm_info(const gm_sim *sim, uintptr_t ptr, gm_pointer_info *info)
     if (mapping == NULL) {
         return false;
     }
-    *info = (gm_pointer_info){.kind = GM_POINTER_DEVICE,
-                              .device = mapping->pages->device,
-                              .base = mapping->start,
-                              .size = mapping->pages->size};
-    return true;
-}
-
-/* ---- the end of a device ---- */
-
-void
-sim_vm_reset(gm_sim *sim, int device)
-{
-    sim_pages *pages = sim->vm.pages;
-    while (pages != NULL) {
-        sim_pages *next = pages->next;
-        if (pages->device == device) {
-            while (pages->mappings != NULL) {
-                sim_mapping *mapping = pages->mappings;
-                (void)sim_vm_hide(mapping->start, pages->size);
-                end_mapping(sim, sim_vm_find(sim, mapping->start, 1), mapping);
-            }
-            if (pages->handle != 0) {
-                sim_table_remove(&sim->handles, (uintptr_t)pages->handle);
-            }
-            end_pages(sim, pages);
-        }
-        pages = next;
+    *info =
+        (gm_pointer_info){.kind = GM_POINTER_DEVICE, .device = mapping->pages->device};
+    if (mapping->access != 0) { // before that a driver does not tell
+        info->base = mapping->start;
+        info->size = mapping->pages->size;
     }
+    return true;
 }
 
 void

@@ -96,9 +96,7 @@ bool sim_vm_usable(
 /* The mapping that an address is in; false where it is in none. */
 bool sim_vm_info(const gm_sim *sim, uintptr_t ptr, gm_pointer_info *info);
 
-/* Ends the physical memory of a device, and its mappings. Reserved addresses are no
- * device's and stay. */
-void sim_vm_reset(gm_sim *sim, int device);
+/* Ends all of it, for close. */
 void sim_vm_fini(gm_sim *sim);
 
 #endif

@@ -196,8 +196,8 @@ typedef struct gm_backend {
     /* GM_DEVICE_* of one device. Creates no context. Default: none. */
     gm_status (*device_support)(void *self, int device, unsigned *support);
 
-    /* Ends all that exists on `device`: memory, streams, events. Nobody else uses it
-     * meanwhile. */
+    /* Ends all that exists on `device`: memory, streams, events; but not what vm_create
+     * made. Nobody else uses it meanwhile. */
     gm_status (*device_reset)(void *self, int device);
 
     /* A number that changes when all that existed on `device` is gone, because somebody
@@ -407,7 +407,12 @@ typedef struct gm_backend {
     gm_status (*mem_advise)(
         void *self, uintptr_t ptr, size_t size, int advice, int device);
 
-    /* ---- virtual memory, by page ---- */
+    /* ---- virtual memory, by page ----
+     *
+     * All of it belongs to the process and to no context: these slots work in a thread
+     * without one and make none, while something is recorded, and after a sticky fault;
+     * device_reset leaves handles, mappings and their bytes as they are. None of them
+     * waits for the device. */
 
     /* The unit of vm_create and vm_map sizes and addresses on `device`, in bytes. */
     gm_status (*vm_granularity)(void *self, int device, size_t *bytes);
@@ -418,14 +423,17 @@ typedef struct gm_backend {
     gm_status (*vm_unreserve)(void *self, uintptr_t ptr, size_t size);
 
     /* Physical memory without an address. vm_release drops the caller's hold: the
-     * memory is gone when no mapping is left. */
+     * memory is gone when no mapping is left. Never a handle twice, nor one to vm_map
+     * that was released: not every driver survives that. */
     gm_status (*vm_create)(void *self, int device, size_t size, gm_handle *out);
     gm_status (*vm_release)(void *self, gm_handle handle);
 
     /* Puts a whole handle at an address inside a reserved range; the same handle may
-     * be mapped at several. Not reachable before vm_set_access. vm_unmap acts in host
-     * time and does not wait for the device: the caller knows that nothing uses the
-     * range. */
+     * be mapped at several. Not reachable before vm_set_access, which is for whole
+     * mappings, one or several that follow each other; each device has its own access,
+     * and keeps it until the mapping ends. vm_unmap takes away the whole mappings of a
+     * range, gaps included. It acts in host time and does not wait for the device: the
+     * caller knows that nothing uses the range. */
     gm_status (*vm_map)(void *self, uintptr_t ptr, size_t size, gm_handle handle);
     gm_status (*vm_unmap)(void *self, uintptr_t ptr, size_t size);
     gm_status (*vm_set_access)(void *self, uintptr_t ptr, size_t size, int device);

@@ -237,6 +237,10 @@ CONFORMANCE(vm_addresses_tell_whose_they_are)
     CHECK_EQ(gm_backend_pointer_info(b, ptr + 2 * unit + 8, &info), GM_OK);
     CHECK_EQ(info.kind, GM_POINTER_DEVICE);
     CHECK_EQ(info.device, 0);
+    CHECK_EQ(info.base, ptr + unit);
+    CHECK_EQ(info.size, 2 * unit);
+    CHECK_EQ(gm_backend_pointer_info(b, ptr, &info), GM_OK);
+    CHECK_EQ(info.kind, GM_POINTER_UNREGISTERED);
     CHECK_EQ(gm_backend_last_error(b), 0);
     unmap(b, ptr + unit, 2 * unit);
     release(b, handle);
@@ -282,7 +286,6 @@ CONFORMANCE(vm_refuses_what_does_not_fit)
     check_refused(b, gm_backend_vm_map(b, ptr + 8 * unit, unit, one), INVALID);
     check_refused(b, gm_backend_vm_map(b, ptr, unit, two), NOT_SUPPORTED);
     check_refused(b, gm_backend_vm_map(b, ptr, 2 * unit, one), NOT_SUPPORTED);
-    check_refused(b, gm_backend_vm_unmap(b, ptr, unit), INVALID);
     check_refused(b, gm_backend_vm_set_access(b, ptr, unit, 0), INVALID);
 
     map(b, ptr + 2 * unit, 2 * unit, two);
@@ -291,7 +294,8 @@ CONFORMANCE(vm_refuses_what_does_not_fit)
     check_refused(b, gm_backend_vm_map(b, ptr + unit, 2 * unit, two), INVALID);
     check_refused(b, gm_backend_vm_unmap(b, ptr + 2 * unit, unit), INVALID);
     check_refused(b, gm_backend_vm_unmap(b, ptr + 3 * unit, unit), INVALID);
-    check_refused(b, gm_backend_vm_unmap(b, ptr + 2 * unit, 3 * unit), INVALID);
+    check_refused(b, gm_backend_vm_unmap(b, ptr + unit, 2 * unit), INVALID);
+    check_refused(b, gm_backend_vm_unmap(b, ptr + 8 * unit, unit), INVALID);
     check_refused(b, gm_backend_vm_set_access(b, ptr + 2 * unit, 3 * unit, 0), INVALID);
     check_refused(b, gm_backend_vm_set_access(b, ptr + 2 * unit, unit, -1),
                   GM_ERR_INVALID_DEVICE);
@@ -303,6 +307,55 @@ CONFORMANCE(vm_refuses_what_does_not_fit)
     check_refused(b, gm_backend_vm_unreserve(b, ptr + unit, 7 * unit), INVALID);
     release(b, one);
     release(b, two);
+    unreserve(b, ptr, 8 * unit);
+}
+
+/* Nothing is there, or nobody may reach it: refused, and the device goes on. */
+CONFORMANCE(vm_copies_need_something_within_reach)
+{
+    size_t unit = unit_of(b);
+    uintptr_t ptr = reserve(b, 4 * unit);
+    gm_handle one = create(b, unit);
+    gm_handle two = create(b, unit);
+    uintptr_t host = (uintptr_t)bytes;
+
+    map(b, ptr, unit, one);
+    CHECK_EQ(gm_backend_vm_map(b, ptr + unit, unit, two), GM_OK);
+    for (size_t i = 1; i < 3; i++) { // mapped; only reserved
+        uintptr_t at = ptr + i * unit;
+        check_refused(b, gm_backend_set(b, at, 1, 8), INVALID);
+        check_refused(b, gm_backend_copy(b, at, host, 8, GM_COPY_HOST_TO_DEVICE),
+                      INVALID);
+        check_refused(b, gm_backend_copy(b, host, at, 8, GM_COPY_DEVICE_TO_HOST),
+                      INVALID);
+    }
+    check_refused(b, gm_backend_set(b, ptr, 1, unit + 1), INVALID);
+    CHECK_EQ(gm_backend_device_synchronize(b, 0), GM_OK);
+    put(b, ptr, 9);
+    check(b, ptr, 9);
+    unmap(b, ptr, 4 * unit); // gaps and all
+    release(b, one);
+    release(b, two);
+    unreserve(b, ptr, 4 * unit);
+}
+
+CONFORMANCE(vm_memory_is_taken_from_the_device_and_comes_back)
+{
+    size_t unit = unit_of(b);
+    size_t before = 0, during = 0, after = 0, total = 0;
+    uintptr_t ptr = reserve(b, 8 * unit);
+
+    CHECK_EQ(gm_backend_mem_info(b, 0, &before, &total), GM_OK);
+    gm_handle handle = create(b, 8 * unit);
+    map(b, ptr, 8 * unit, handle);
+    CHECK_EQ(gm_backend_mem_info(b, 0, &during, &total), GM_OK);
+    release(b, handle);
+    unmap(b, ptr, 8 * unit);
+    CHECK_EQ(gm_backend_mem_info(b, 0, &after, &total), GM_OK);
+    if (is_simulated(b)) { // others share a GPU
+        CHECK_EQ(before - during, 8 * unit);
+        CHECK_EQ(after, before);
+    }
     unreserve(b, ptr, 8 * unit);
 }
 

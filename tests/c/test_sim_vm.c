@@ -67,9 +67,8 @@ open_scene(void)
     return s;
 }
 
-/* Gives all of a scene back and sees that `errors` calls were wrong. */
 static void
-close_scene(scene *s, size_t errors)
+give_back(scene *s)
 {
     gm_backend *sim = s->sim;
     CHECK_EQ(gm_backend_vm_unmap(sim, s->at[0], 3 * UNIT), GM_OK);
@@ -78,6 +77,14 @@ close_scene(scene *s, size_t errors)
     CHECK_EQ(gm_backend_vm_release(sim, s->single), GM_OK);
     CHECK_EQ(gm_backend_vm_release(sim, s->pair), GM_OK);
     CHECK_EQ(gm_backend_vm_unreserve(sim, s->at[0], 8 * UNIT), GM_OK);
+}
+
+/* Gives all of a scene back and sees that `errors` calls were wrong. */
+static void
+close_scene(scene *s, size_t errors)
+{
+    gm_backend *sim = s->sim;
+    give_back(s);
     check_ledger_is_empty(sim);
     CHECK_EQ(read_ledger(sim).errors, errors);
     CHECK_EQ(free_bytes(sim, 0), 16 * MIB);
@@ -304,9 +311,9 @@ TEST(vm_unmap_takes_whole_mappings)
 
     CHECK_EQ(gm_backend_vm_unmap(sim, s.at[4], UNIT), INVALID);
     CHECK_EQ(gm_backend_vm_unmap(sim, s.at[5], UNIT), INVALID);
-    CHECK_EQ(gm_backend_vm_unmap(sim, s.at[3], UNIT), INVALID);
-    CHECK_EQ(gm_backend_vm_unmap(sim, s.at[2], 2 * UNIT), INVALID);
-    CHECK_EQ(gm_backend_vm_unmap(sim, s.at[2], 4 * UNIT), INVALID);
+    CHECK_EQ(gm_backend_vm_unmap(sim, s.at[2], 3 * UNIT), INVALID);
+    CHECK_EQ(gm_backend_vm_unmap(sim, s.at[5], 2 * UNIT), INVALID);
+    CHECK_EQ(gm_backend_vm_unmap(sim, s.at[6], 3 * UNIT), INVALID);
     CHECK_EQ(gm_backend_vm_unmap(sim, s.at[0] + 4096, UNIT), INVALID);
     CHECK_EQ(gm_backend_vm_unmap(sim, s.at[0], UNIT + 4096), INVALID);
     CHECK_EQ(gm_backend_vm_unmap(sim, s.at[7] + UNIT, UNIT), INVALID);
@@ -314,6 +321,18 @@ TEST(vm_unmap_takes_whole_mappings)
     *(unsigned char *)s.at[0] = 7; // all of it is still there
     CHECK_EQ(*(unsigned char *)s.at[1], 7);
     close_scene(&s, 8);
+}
+
+TEST(vm_unmap_takes_gaps_along)
+{
+    scene s = open_scene();
+    gm_backend *sim = s.sim;
+
+    CHECK_EQ(gm_backend_vm_unmap(sim, s.at[1], 7 * UNIT), GM_OK);
+    CHECK_EQ(read_ledger(sim).mappings, 1);
+    CHECK_EQ(gm_backend_vm_unmap(sim, s.at[2], UNIT), GM_OK); // nothing but a gap
+    CHECK_EQ(*(unsigned char *)s.at[0], 0);
+    close_scene(&s, 0);
 }
 
 TEST(vm_set_access_takes_whole_mappings)
@@ -427,6 +446,11 @@ TEST(vm_addresses_are_device_memory_once_mapped)
     CHECK_EQ(gm_backend_pointer_info(s.sim, s.at[3], &info), GM_OK);
     CHECK_EQ(info.kind, GM_POINTER_UNREGISTERED);
     CHECK_EQ(info.device, -1);
+    CHECK_EQ(gm_backend_vm_map(s.sim, s.at[3], UNIT, s.single), GM_OK);
+    CHECK_EQ(gm_backend_pointer_info(s.sim, s.at[3], &info), GM_OK);
+    CHECK_EQ(info.kind, GM_POINTER_DEVICE);
+    CHECK_EQ(info.base, 0); // nobody reaches it yet
+    CHECK_EQ(gm_backend_vm_unmap(s.sim, s.at[3], UNIT), GM_OK);
     close_scene(&s, 0);
 }
 
@@ -541,7 +565,14 @@ TEST(vm_a_fault_comes_out_of_whatever_runs_the_work)
             break;
         }
         CHECK_EQ(read_ledger(sim).faults, 1);
-        CHECK_EQ(gm_backend_vm_unmap(sim, s.at[0], UNIT), ILLEGAL_ADDRESS);
+        // Even so all of it can be given back, and more be had.
+        CHECK_EQ(gm_backend_set(sim, s.at[0], 1, 1), ILLEGAL_ADDRESS);
+        CHECK_EQ(gm_backend_vm_map(sim, s.at[4], 2 * UNIT, s.pair), GM_OK);
+        CHECK_EQ(gm_backend_vm_set_access(sim, s.at[4], 2 * UNIT, 0), GM_OK);
+        CHECK_EQ(gm_sim_set_fault(sim, 0, 0), GM_OK);
+        CHECK_EQ(gm_backend_event_destroy(sim, event), GM_OK);
+        CHECK_EQ(gm_backend_stream_destroy(sim, stream), GM_OK);
+        give_back(&s);
         gm_backend_close(sim);
     }
 }
@@ -589,34 +620,52 @@ TEST(vm_a_graph_touches_what_is_mapped_when_it_is_launched)
     gm_backend_close(sim);
 }
 
-/* ---- the end of a device ---- */
+/* ---- no context's ---- */
 
-TEST(vm_a_reset_ends_physical_memory_and_leaves_addresses)
+TEST(vm_memory_needs_no_context_and_makes_none)
+{
+    scene s = open_scene();
+    uint64_t number = 7;
+    CHECK(!gm_sim_context_created(s.sim, 0));
+    CHECK_EQ(gm_backend_device_incarnation(s.sim, 0, &number), GM_OK);
+    CHECK_EQ(number, 0);
+    close_scene(&s, 0);
+}
+
+TEST(vm_a_reset_leaves_it_as_it_is)
 {
     scene s = open_scene();
     gm_backend *sim = s.sim;
-    gm_handle other = create(sim, 1, UNIT);
 
-    CHECK_EQ(gm_backend_vm_map(sim, s.at[3], UNIT, other), GM_OK);
-    CHECK_EQ(gm_backend_vm_set_access(sim, s.at[3], UNIT, 1), GM_OK);
-    memset((void *)s.at[3], 1, UNIT);
-    CHECK_EQ(gm_backend_vm_release(sim, s.single), GM_OK); // held by its mapping alone
+    CHECK_EQ(gm_backend_set(sim, s.at[0], 6, UNIT), GM_OK);
     CHECK_EQ(gm_backend_device_reset(sim, 0), GM_OK);
+    CHECK_EQ(read_ledger(sim).handles, 3);
+    CHECK_EQ(read_ledger(sim).mappings, 4);
+    CHECK_EQ(free_bytes(sim, 0), 8 * MIB);
+    check_all((unsigned char *)s.at[1], UNIT, 6);
+    CHECK_EQ(gm_backend_set(sim, s.at[4], 1, UNIT), GM_OK);
+    close_scene(&s, 0);
+}
 
-    CHECK_EQ(read_ledger(sim).handles, 1);
-    CHECK_EQ(read_ledger(sim).mappings, 1);
-    CHECK_EQ(read_ledger(sim).reservations, 1);
-    CHECK_EQ(free_bytes(sim, 0), 16 * MIB);
-    check_all((unsigned char *)s.at[3], UNIT, 1);
-    CHECK_EQ(gm_backend_vm_release(sim, s.twice), INVALID);
-    CHECK_EQ(gm_backend_vm_unmap(sim, s.at[0], UNIT), INVALID);
-    CHECK_EQ(gm_backend_set(sim, s.at[0], 1, 1), INVALID);
+TEST(vm_memory_can_be_had_while_something_is_recorded)
+{
+    scene s = open_scene();
+    gm_backend *sim = s.sim;
+    gm_stream stream = take_stream(sim, GM_STREAM_NON_BLOCKING);
+    gm_graph graph = 0;
 
-    CHECK_EQ(gm_backend_vm_unmap(sim, s.at[3], UNIT), GM_OK);
-    CHECK_EQ(gm_backend_vm_release(sim, other), GM_OK);
-    CHECK_EQ(gm_backend_vm_unreserve(sim, s.at[0], 8 * UNIT), GM_OK);
-    check_ledger_is_empty(sim);
-    gm_backend_close(sim);
+    CHECK_EQ(gm_backend_capture_begin(sim, stream, GM_CAPTURE_MODE_GLOBAL), GM_OK);
+    uintptr_t ptr = reserve(sim, UNIT);
+    gm_handle handle = create(sim, 0, UNIT);
+    CHECK_EQ(gm_backend_vm_map(sim, ptr, UNIT, handle), GM_OK);
+    CHECK_EQ(gm_backend_vm_set_access(sim, ptr, UNIT, 0), GM_OK);
+    CHECK_EQ(gm_backend_vm_unmap(sim, ptr, UNIT), GM_OK);
+    CHECK_EQ(gm_backend_vm_release(sim, handle), GM_OK);
+    CHECK_EQ(gm_backend_vm_unreserve(sim, ptr, UNIT), GM_OK);
+    CHECK_EQ(gm_backend_capture_end(sim, stream, &graph), GM_OK);
+    CHECK_EQ(gm_backend_graph_destroy(sim, graph), GM_OK);
+    CHECK_EQ(gm_backend_stream_destroy(sim, stream), GM_OK);
+    close_scene(&s, 0);
 }
 
 TEST(vm_closing_takes_along_what_is_left)
