@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from fault_exchange import EXCHANGE
+
 HERE = Path(__file__).resolve().parent
 
 pytestmark = [
@@ -27,8 +29,7 @@ pytestmark = [
 pytest.importorskip("_testcapi", reason="the interpreter has no allocator that fails")
 
 PRELUDE = """
-import ctypes, gc, pickle, sys
-import _testcapi
+import _testcapi, ctypes, gc, pickle, sys
 import gpumem
 from gpumem import _core, testing
 
@@ -614,6 +615,7 @@ ON_TWO_DEVICES = {
         "p = gpumem.malloc(UNIT)\nwith gpumem.Device(1): q = gpumem.malloc(UNIT)",
     ),
 }
+ENTRIES |= EXCHANGE
 
 
 def program(work, ready):
@@ -624,8 +626,6 @@ def program(work, ready):
 
 # Where nothing is allocated: the objects come from the lists of dead ones.
 WITHOUT_ALLOCATIONS = ("a pool's miss", "trimming a pool", "copies in a stream")
-
-
 WITH_LISTS = ("MemoryAsyncPool", "hooks of the process", "pickling errors")
 
 

@@ -74,6 +74,10 @@ def pooled(cls):
     for pool in (POOL, DEVICE_POOL):
         pool.malloc(UNIT)
         pool.malloc(UNIT).mem.free()
+    seen = POOL.malloc(UNIT)
+    capsule = seen.__dlpack__()
+    seen.mem.free()
+    del capsule
     refused(cls)
 
 
@@ -87,7 +91,13 @@ def pointer(cls):
     used.copy_from_host_async(bytes(8), 8, other)
     del used
     other.synchronize()
+    made.__dlpack__(max_version=(1, 0)), made.__dlpack__(copy=True), bytes(managed(cls))
+    made.__dlpack_device__(), made.__cuda_array_interface__
     return made + 8, POOL.malloc(UNIT) + 1, cls(POOL.malloc(UNIT).mem, 1)
+
+
+def managed(cls):
+    return cls(gpumem.ManagedMemory(UNIT), 8)
 
 
 def memory_pool(cls):
@@ -111,6 +121,7 @@ def pinned_pointer(cls):
     made = cls(gpumem.PinnedMemory(UNIT), 0)
     made += 8
     pooled = cls(PINNED_POOL.malloc(UNIT).mem, 1)
+    pooled.__dlpack__(), pooled.__dlpack__(copy=True)
     return bytes(made), made + 8, memoryview(pooled), pooled.size()
 
 

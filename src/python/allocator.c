@@ -88,8 +88,8 @@ PyDoc_STRVAR(
     "    TypeError: the allocator returned something else.\n"
     "    Whatever the allocator raises.");
 
-static PyObject *
-alloc(gmpy_state *st, PyObject *size)
+PyObject *
+gmpy_alloc(gmpy_state *st, PyObject *size)
 {
     PyObject *allocator = current_allocator(st);
     PyObject *pool;
@@ -122,11 +122,11 @@ allocator_alloc(PyObject *module,
     PyObject *given[1];
 
     if (GM_LIKELY(nargs == 1 && !kwnames)) {
-        return alloc(st, args[0]);
+        return gmpy_alloc(st, args[0]);
     }
     return gmpy_unpack(&signature, args, nargs, kwnames, given) < 0
                ? NULL
-               : alloc(st, given[0]);
+               : gmpy_alloc(st, given[0]);
 }
 
 PyDoc_STRVAR(

@@ -9,6 +9,8 @@
  *   c_void_p, c_size_t, c_char_p,    the address in its `value`, or the bytes
  *   or anything with a `value`
  *
+ * A MemoryPointer is the device's side, also where it is a buffer.
+ *
  * A null pointer is refused. Of an address only the device can say that it is wrong.
  *
  * Threading: a range belongs to one call. Making one may run Python code.
@@ -121,7 +123,8 @@ host_range_from_value(PyObject *arg, size_t size, bool writable, gmpy_host_range
 }
 
 int
-gmpy_host_range_init(PyObject *arg, size_t size, bool writable, gmpy_host_range *out)
+gmpy_host_range_init(
+    gmpy_state *st, PyObject *arg, size_t size, bool writable, gmpy_host_range *out)
 {
     int pointer;
     int simple;
@@ -129,6 +132,12 @@ gmpy_host_range_init(PyObject *arg, size_t size, bool writable, gmpy_host_range 
     *out = (gmpy_host_range){0};
     /* Buffers before numbers, since a NumPy array also has __index__. Of ctypes, arrays
      * and structures are memory themselves; a pointer and a number say where it is. */
+    if (gmpy_is_pointer(st, arg)) {
+        PyErr_SetString(PyExc_TypeError,
+                        "mem must be the host's memory, not a MemoryPointer; "
+                        "copy_from_device and copy_from take one");
+        return -1;
+    }
     if (!PyObject_CheckBuffer(arg)) {
         return PyIndex_Check(arg) ? gmpy_as_address(arg, "mem", &out->address)
                                   : host_range_from_value(arg, size, writable, out);

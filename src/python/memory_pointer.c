@@ -11,8 +11,7 @@
  * Threading: reading is safe from any thread; `p += n` moves the one object that all
  * its names share and is for one thread.
  */
-#include "module.h"
-#include "pointer.h"
+#include "exchange.h"
 
 #include <structmember.h> // T_INT, T_ULONGLONG
 
@@ -25,6 +24,11 @@ PyDoc_STRVAR(
     "\n"
     "p + n and p - n are new pointers into the same memory; p += n and p -= n\n"
     "move the pointer itself, under every name it has. int(p) is the address.\n"
+    "\n"
+    "Array libraries view the bytes from here to the end of the memory by DLPack and\n"
+    "__cuda_array_interface__. Where the host reaches the memory (managed, pinned,\n"
+    "plain host memory, all of a simulated device) it is a writable buffer, too;\n"
+    "elsewhere asking for one is a BufferError.\n"
     "\n"
     "Args:\n"
     "    mem (BaseMemory): the memory.\n"
@@ -215,6 +219,8 @@ static PyMemberDef pointer_members[] = {
 
 static PyGetSetDef pointer_getset[] = {
     {"device", pointer_device, NULL, "the Device the memory is on", NULL},
+    {"__cuda_array_interface__", gmpy_pointer_cuda_array_interface, NULL,
+     "the bytes from here to the end of the memory, by the protocol's version 3", NULL},
     {0},
 };
 
@@ -228,6 +234,8 @@ static PyType_Slot pointer_slots[] = {
     {Py_tp_members, pointer_members},
     {Py_tp_getset, pointer_getset},
     {Py_tp_repr, pointer_repr},
+    {Py_bf_getbuffer, gmpy_pointer_get_buffer},
+    {Py_bf_releasebuffer, gmpy_pointer_release_buffer},
     GMPY_POINTER_ARITHMETIC,
     {0, NULL},
 };

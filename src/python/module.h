@@ -19,6 +19,7 @@
 #include "compat.h"
 #include "core/gm_backend.h"
 #include "core/gm_pool.h"
+#include "exports.h"
 #include "reuse.h"
 #include "tally.h"
 
@@ -95,6 +96,7 @@ typedef struct gmpy_state {
     gmpy_watched *watched_last;
     int watched_count;
     gmpy_mutex watched_lock;   // guards the list of the watched
+    gmpy_exports exports;      // pooled memory that somebody else sees (exports.c)
     gmpy_parked *parked;       // what waits for recordings to end (parked.c)
     gmpy_mutex parked_lock;    // guards the list of the parked
     gmpy_guard *rescued;       // guards with an object to let go of (guard.c)
@@ -481,6 +483,12 @@ gmpy_pooled_memory_is_there(const gmpy_pooled_memory *self)
  * gone back to the pool. New reference. */
 PyObject *gmpy_pooled_memory_new(gmpy_state *st, gm_pool *pool, gm_block *block);
 
+/* Somebody else sees `mem`, any memory of which the caller has a reference, until the
+ * same ends: free() by hand is put off. 0, or -1 with MemoryError or with ValueError
+ * where it was given back. */
+int gmpy_export_begin(gmpy_state *st, PyObject *mem);
+void gmpy_export_end(gmpy_state *st, PyObject *mem);
+
 /* The memory that `mem` is made of, borrowed: itself, or for a PooledMemory what its
  * pool took it from. NULL for plain device memory of a pool, and once it is gone. */
 PyObject *gmpy_memory_under(gmpy_state *st, PyObject *mem);
@@ -616,6 +624,9 @@ int gmpy_upstream_traverse(gmpy_upstream *up, visitproc visit, void *arg);
 /* ---- allocator.c ---- */
 
 extern PyMethodDef gmpy_allocator_methods[];
+
+/* Memory of the calling thread's current allocator: a MemoryPointer, new reference. */
+PyObject *gmpy_alloc(gmpy_state *st, PyObject *size);
 
 /* Reads or changes one of the state's global allocators: a new reference, and a
  * borrowed callable. */

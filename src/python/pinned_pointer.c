@@ -15,9 +15,8 @@
  * Threading: as MemoryPointer. Buffers may be taken and released by any thread; what is
  * in them is the program's to order.
  */
-#include "module.h"
+#include "dlpack.h"
 #include "pinned.h"
-#include "pointer.h"
 
 #include <structmember.h> // T_OBJECT_EX, T_ULONGLONG
 
@@ -128,46 +127,13 @@ pinned_pointer_dealloc(PyObject *self)
 
 /* ---- as a buffer ---- */
 
-/* Bytes from the pointer to the end of its memory. 0; or -1 with ValueError where it
- * is not in it or the memory was given back, and RuntimeError where a reset ended it:
- * the host would fault there. */
-static int
-remaining(const gmpy_pointer *self, size_t *out)
-{
-    const gmpy_base_memory *mem = (const gmpy_base_memory *)self->mem;
-    uintptr_t base;
-    size_t start;
-
-    if (!mem) {
-        PyErr_SetString(PyExc_ValueError,
-                        "the PinnedMemoryPointer was not initialized");
-        return -1;
-    }
-    base = __atomic_load_n(&mem->ptr, __ATOMIC_RELAXED); // 0 once it was given back
-    if (!base && mem->size) {
-        PyErr_SetString(PyExc_ValueError, "the memory was given back");
-        return -1;
-    }
-    start = self->ptr - base; // wraps, and so fails below, before the start
-    if (start > mem->size) {
-        PyErr_Format(PyExc_ValueError, "offset %zd is outside the memory of %zu bytes",
-                     (Py_ssize_t)start, mem->size);
-        return -1;
-    }
-    if (base && gmpy_memory_check(self->st, self->mem) < 0) {
-        return -1;
-    }
-    *out = mem->size - start;
-    return 0;
-}
-
 /* Fills `view`, with signed bytes as CuPy has them. 0; or -1 with an exception. */
 static int
 fill(gmpy_pointer *self, Py_buffer *view, int flags)
 {
     size_t size;
 
-    if (remaining(self, &size) < 0) {
+    if (gmpy_pointer_remaining(self, &size) < 0) {
         view->obj = NULL;
         return -1;
     }
@@ -231,7 +197,9 @@ pinned_pointer_size(PyObject *op, PyObject *Py_UNUSED(ignored))
 {
     size_t size;
 
-    return remaining((gmpy_pointer *)op, &size) < 0 ? NULL : PyLong_FromSize_t(size);
+    return gmpy_pointer_remaining((gmpy_pointer *)op, &size) < 0
+               ? NULL
+               : PyLong_FromSize_t(size);
 }
 
 static PyObject *
@@ -257,6 +225,7 @@ static PyMemberDef pinned_pointer_members[] = {
 
 static PyMethodDef pinned_pointer_methods[] = {
     {"size", pinned_pointer_size, METH_NOARGS, size_doc},
+    GMPY_DLPACK_METHODS,
     {0},
 };
 

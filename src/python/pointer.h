@@ -40,8 +40,8 @@ typedef struct gmpy_host_range {
 /* `size` > 0 bytes of host memory, to be written or read. 0; or -1 with TypeError,
  * BufferError, OverflowError, or ValueError for a buffer that is too short, and nothing
  * held. */
-int
-gmpy_host_range_init(PyObject *arg, size_t size, bool writable, gmpy_host_range *out);
+int gmpy_host_range_init(
+    gmpy_state *st, PyObject *arg, size_t size, bool writable, gmpy_host_range *out);
 void gmpy_host_range_fini(gmpy_host_range *range);
 
 /* ---- pointer_copy.c ---- */

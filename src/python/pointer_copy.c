@@ -17,9 +17,8 @@
  * While a stream records a graph, what returns only when it is done cannot be recorded
  * and would spoil the recording: it is refused before any device call.
  */
+#include "dlpack.h"
 #include "later.h"
-#include "pointer.h"
-#include "stream.h"
 
 /* 0 when `size` bytes from the pointer lie inside its memory, which is there, else -1
  * with an exception. */
@@ -236,37 +235,16 @@ transfer_note(transfer *t,
     return gmpy_stream_use_of(t->st, &t->stream, &t->by);
 }
 
-/* Whether memory that somebody else took is plain host memory. Of an address that
- * cannot be asked about the copy says what is wrong. */
-static bool
-is_host_address(const gmpy_state *st, uintptr_t ptr)
-{
-    gm_pointer_info info = {.kind = GM_POINTER_DEVICE};
-    gm_status status;
-
-    Py_BEGIN_ALLOW_THREADS
-    status = gm_backend_pointer_info(st->backend, ptr, &info);
-    Py_END_ALLOW_THREADS
-    return status == GM_OK && info.kind == GM_POINTER_UNREGISTERED;
-}
-
 /* Whether the pointer is into plain host memory: a copy is not of its kind then, nor
- * between devices, and the backend finds out what it is. What this library took says
- * so by its type; of all else, which may be anything, the device is asked. */
+ * between devices, and the backend finds out what it is. Of an address that cannot be
+ * asked about the copy says what is wrong. */
 static bool
 is_plain_host(gmpy_state *st, const gmpy_pointer *pointer)
 {
-    PyObject *mem = gmpy_memory_under(st, pointer->mem);
+    gm_pointer_kind kind = GM_POINTER_DEVICE;
 
-    if (!mem || PyObject_TypeCheck(mem, gmpy_type(st->MemoryType)) ||
-        PyObject_TypeCheck(mem, gmpy_type(st->ManagedMemoryType)) ||
-        PyObject_TypeCheck(mem, gmpy_type(st->MemoryAsyncType)) ||
-        PyObject_TypeCheck(mem, gmpy_type(st->IPCMemoryType)) ||
-        PyObject_TypeCheck(mem, gmpy_type(st->PinnedMemoryType))) {
-        return false;
-    }
-    return PyObject_TypeCheck(mem, gmpy_type(st->SystemMemoryType)) ||
-           is_host_address(st, pointer->ptr);
+    return gmpy_pointer_kind(st, pointer, &kind) == GM_OK &&
+           kind == GM_POINTER_UNREGISTERED;
 }
 
 static PyObject *
@@ -326,7 +304,7 @@ copy_host(PyObject *op,
         Py_RETURN_NONE;
     }
     if (check_range(self, size) < 0 ||
-        gmpy_host_range_init(mem, size, to_host, &host) < 0) {
+        gmpy_host_range_init(t.st, mem, size, to_host, &host) < 0) {
         return NULL;
     }
     t.dst = to_host ? host.address : self->ptr;
@@ -538,5 +516,6 @@ PyMethodDef gmpy_pointer_methods[] = {
     COPY_METHODS(LIST_METHODS){"record_stream",
                                (PyCFunction)(void (*)(void))gmpy_record_stream,
                                METH_FASTCALL | METH_KEYWORDS, gmpy_record_stream_doc},
+    GMPY_DLPACK_METHODS,
     {0},
 };

@@ -6,12 +6,16 @@
  * the memory stays valid whichever Python object dies first, and going back needs no
  * lookup. Not tracked by the collector, since it refers to no Python object.
  *
+ * While somebody else sees the memory (exports.c), free() called by hand is put off:
+ * the handle says that it was given back, and the block goes with the last who sees it.
+ *
  * Cost: made from and returned to a list of dead handles (reuse.h). Threading: free()
- * may race with itself; the block goes back once.
+ * may race with itself and with those who see the memory; the block goes back once.
  */
 #include "module.h"
 #include "hooks.h"
 #include "memory_kinds.h"
+#include "pinned.h"
 
 #include "core/gm_process.h" // gm_process_is_frozen
 
@@ -110,17 +114,12 @@ pooled_memory_give_back_hooked(gmpy_pooled_memory *self, gm_block *block, uintpt
     GMPY_GIVE_ERROR(pending);
 }
 
+/* Gives back `block`, which was taken out of the handle; NULL: nothing. `ptr` is where
+ * it is. */
 static void
-pooled_memory_release(gmpy_pooled_memory *self)
+pooled_memory_finish(gmpy_pooled_memory *self, gm_block *block, uintptr_t ptr)
 {
-    gm_block *block = pooled_memory_take_block(self);
-    uintptr_t ptr = self->base.ptr;
-
-    if (!block) {
-        return;
-    }
-    self->base.ptr = 0;
-    if (gm_process_is_frozen()) {
+    if (!block || gm_process_is_frozen()) {
         return;
     }
     if (GM_UNLIKELY(gmpy_is_hooked(self->st))) {
@@ -129,6 +128,18 @@ pooled_memory_release(gmpy_pooled_memory *self)
     else {
         pooled_memory_give_back(self, block);
     }
+}
+
+static void
+pooled_memory_release(gmpy_pooled_memory *self)
+{
+    gm_block *block = pooled_memory_take_block(self);
+    uintptr_t ptr = self->base.ptr;
+
+    if (block) {
+        self->base.ptr = 0;
+    }
+    pooled_memory_finish(self, block, ptr);
 }
 
 static void
@@ -145,20 +156,75 @@ pooled_memory_dealloc(PyObject *self)
     }
 }
 
+/* ---- who sees it ---- */
+
+int
+gmpy_export_begin(gmpy_state *st, PyObject *mem)
+{
+    const gmpy_base_memory *base = (const gmpy_base_memory *)mem;
+    bool there;
+
+    if (!Py_IS_TYPE(mem, gmpy_type(st->PooledMemoryType))) {
+        gmpy_pooled_pinned_memory_export(mem);
+        return 0;
+    }
+    if (!gmpy_exports_add(&st->exports, mem)) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    /* From here on free() is put off, and one that came before is seen. */
+    Py_BEGIN_CRITICAL_SECTION(mem);
+    there = base->ptr || !base->size;
+    Py_END_CRITICAL_SECTION();
+    if (!there) {
+        gmpy_export_end(st, mem);
+        PyErr_SetString(PyExc_ValueError, "the memory was given back");
+        return -1;
+    }
+    return 0;
+}
+
+void
+gmpy_export_end(gmpy_state *st, PyObject *mem)
+{
+    gmpy_pooled_memory *self = (gmpy_pooled_memory *)mem;
+    uintptr_t ptr;
+
+    if (!Py_IS_TYPE(mem, gmpy_type(st->PooledMemoryType))) {
+        gmpy_pooled_pinned_memory_unexport(mem);
+    }
+    else if (gmpy_exports_remove(&st->exports, mem, &ptr)) {
+        pooled_memory_finish(self, pooled_memory_take_block(self), ptr);
+    }
+}
+
 PyDoc_STRVAR(
     free_doc,
     "free($self, /)\n"
     "--\n"
     "\n"
-    "Gives the memory back to its pool now.\n"
+    "Gives the memory back to its pool now, or with the last who sees it through a\n"
+    "buffer or DLPack.\n"
     "\n"
     "Harmless when it already went back. Work queued on the stream it was\n"
     "allocated on may still use it; any other use afterwards is the caller's error.");
 
 static PyObject *
-pooled_memory_free(PyObject *self, PyObject *Py_UNUSED(ignored))
+pooled_memory_free(PyObject *op, PyObject *Py_UNUSED(ignored))
 {
-    pooled_memory_release((gmpy_pooled_memory *)self);
+    gmpy_pooled_memory *self = (gmpy_pooled_memory *)op;
+    gm_block *block = NULL;
+    uintptr_t ptr;
+
+    Py_BEGIN_CRITICAL_SECTION(op);
+    ptr = self->base.ptr;
+    if (!gmpy_exports_any(&self->st->exports) ||
+        !gmpy_exports_put_off(&self->st->exports, self, ptr)) {
+        block = pooled_memory_take_block(self);
+    }
+    self->base.ptr = 0;
+    Py_END_CRITICAL_SECTION();
+    pooled_memory_finish(self, block, ptr);
     Py_RETURN_NONE;
 }
 
@@ -167,7 +233,7 @@ pooled_memory_pool(PyObject *op, void *Py_UNUSED(closure))
 {
     gmpy_pooled_memory *self = (gmpy_pooled_memory *)op;
 
-    return gmpy_upstream_reference(self->block ? self->pool : NULL);
+    return gmpy_upstream_reference(self->block && self->base.ptr ? self->pool : NULL);
 }
 
 PyObject *
