@@ -432,7 +432,13 @@ class _BasePool:
 @disjoint_base
 class MemoryPool(_BasePool):
     def __init__(
-        self, allocator: _Allocator | None = None, *, growth: SupportsIndex = False
+        self,
+        allocator: _Allocator | None = None,
+        *,
+        growth: SupportsIndex = False,
+        max_split_size: SupportsIndex = 0,
+        max_non_split_rounding: SupportsIndex = 20971520,
+        large_segment_size: SupportsIndex = 0,
     ) -> None: ...
     def malloc(
         self, size: SupportsIndex, *, device: SupportsIndex | None = None
@@ -441,7 +447,13 @@ class MemoryPool(_BasePool):
 @disjoint_base
 class SingleDeviceMemoryPool(_BasePool):
     def __init__(
-        self, allocator: _Allocator | None = None, *, growth: SupportsIndex = False
+        self,
+        allocator: _Allocator | None = None,
+        *,
+        growth: SupportsIndex = False,
+        max_split_size: SupportsIndex = 0,
+        max_non_split_rounding: SupportsIndex = 20971520,
+        large_segment_size: SupportsIndex = 0,
     ) -> None: ...
     def malloc(
         self, size: SupportsIndex, *, device: SupportsIndex | None = None

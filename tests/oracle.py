@@ -15,8 +15,15 @@ as used, or the growth once for each stream that has a segment, whichever is mor
 by no more than fills half the limit. It is cut to whole 2 MiB, or below that to whole
 512 bytes, but not below the request. There is always memory on the device.
 
-It is written to be read against that paragraph, not to be fast; a sorted list makes it
-fast enough (some microseconds an event).
+With a max_split_size, a request below it takes no block of that size or more; and one
+above 1 MiB keeps a block whole of which 1 MiB or less would be left. A request of that
+size or more takes a block whole, but none that is larger by max_non_split_rounding or
+more. With a large_segment_size, the new segment for a request above 1 MiB is a whole
+multiple of it where the limit allows that, but not one of max_split_size or more for a
+request below. A block that is refused is a block that is not there.
+
+It is written to be read against those paragraphs, not to be fast; a sorted list makes
+it fast enough (some microseconds an event).
 """
 
 from bisect import bisect_left, insort
@@ -24,6 +31,7 @@ from dataclasses import dataclass, field
 
 UNIT = 512
 GRAIN = 2 << 20
+LARGE = 1 << 20
 
 
 def rounded(size):
@@ -66,9 +74,20 @@ class Block:
 class BestFitPool:
     """`malloc` gives a Block, `free` takes it back; the counters are plain sums."""
 
-    def __init__(self, limit=None, growth=0):
+    def __init__(
+        self,
+        limit=None,
+        growth=0,
+        max_split_size=0,
+        max_non_split_rounding=20 << 20,
+        large_segment_size=0,
+    ):
         self.limit = limit
         self.growth = growth
+        self.unit = large_segment_size
+        self.whole_from = max_split_size or float("inf")
+        self.ruled = bool(max_split_size)
+        self.slack = max_non_split_rounding
         self.used = self.total = self.peak_used = self.peak_total = 0
         self.hits = self.misses = self.upstream_frees = 0
         self._segments = {}  # serial -> Segment
@@ -83,9 +102,10 @@ class BestFitPool:
         else:
             block = self._new_segment(size, stream)
             self.misses += 1
-        self._cut(block, size)
+        if not self._stays_whole(block.size, size):
+            self._cut(block, size)
         block.free = False
-        self.used += size
+        self.used += block.size
         self.peak_used = max(self.peak_used, self.used)
         return block
 
@@ -119,10 +139,23 @@ class BestFitPool:
     def _best_fit(self, size, stream):
         free = self._free.setdefault(stream, [])
         at = bisect_left(free, (size, -1, -1))
-        if at == len(free):
+        if at == len(free) or self._is_refused(free[at][0], size):
             return None
         _, serial, offset = free.pop(at)
         return self._segments[serial].blocks[offset]
+
+    def _is_refused(self, found, size):
+        """Whether a block of `found` bytes is kept from a request of `size`."""
+        if found == size:
+            return False
+        if size < self.whole_from:
+            return found >= self.whole_from
+        return found >= size + self.slack
+
+    def _stays_whole(self, found, size):
+        if size >= self.whole_from:
+            return True
+        return self.ruled and size > LARGE and found - size <= LARGE
 
     def _new_segment(self, size, stream):
         if self.limit is not None and self.total + size > self.limit:
@@ -141,6 +174,13 @@ class BestFitPool:
 
     def _grown(self, size, stream):
         """The size of a new segment for a request of `size`."""
+        if self.unit and size > LARGE:
+            whole = -(-size // self.unit) * self.unit
+            if self.limit is not None and self.total + whole > self.limit:
+                return size
+            return (
+                whole if (size < self.whole_from) == (whole < self.whole_from) else size
+            )
         if not self.growth:
             return size
         streams = {stream}
@@ -180,10 +220,10 @@ class BestFitPool:
         del free[at]
 
 
-def replay(trace, limit=None, growth=0):
+def replay(trace, **options):
     """Replays `trace` (of gpumem._trace); the pool afterwards, with every block freed,
     and (id, serial, offset) of each allocation."""
-    pool = BestFitPool(limit, growth)
+    pool = BestFitPool(**options)
     places = []
     live = {}
     events = zip(trace.allocates, trace.ids, trace.sizes, trace.streams, strict=True)

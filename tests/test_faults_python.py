@@ -266,8 +266,8 @@ ENTRIES = {
         "",
     ),
     "a new pool": (
-        "gpumem.MemoryPool().malloc(UNIT); grown(growth=10**6).malloc(1)",
-        "grown = gpumem.SingleDeviceMemoryPool",
+        "gpumem.MemoryPool(max_split_size=1).malloc(1); one(growth=10**6).malloc(1)",
+        "one = gpumem.SingleDeviceMemoryPool",
     ),
     "a new pool over a function": (
         "over = gpumem.MemoryPool(allocator=take); p = over.malloc(10**6)\n"

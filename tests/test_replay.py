@@ -175,7 +175,7 @@ def test_under_a_limit_placement_still_equals_the_oracle(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    pool, placements = oracle.replay(read_trace(path), limit)
+    pool, placements = oracle.replay(read_trace(path), limit=limit)
     expected = [f"{number},{serial},{at}" for number, serial, at in placements]
     assert out.read_text().splitlines()[1:] == expected
     assert report["peak_total_bytes"] == pool.peak_total <= limit

@@ -103,6 +103,9 @@ def managed(cls):
 def memory_pool(cls):
     pool = cls(growth=8 * UNIT)
     pool.malloc(UNIT)
+    ruled = cls(max_split_size=UNIT, large_segment_size=2 << 20)
+    for size in (3 << 20, 2 << 20, 1):
+        ruled.malloc(size)
     over = cls(pool.malloc)
     over.set_out_of_memory_callback(lambda error: over and False)
     over.set_limit(size=UNIT)

@@ -34,7 +34,7 @@ gm_arena_search(const gm_arena_table *table, gm_stream_key key)
 gm_arena *
 gm_arena_find_slow(gm_arena_table *table, gm_stream_key key)
 {
-    gm_arena *arena = gm_arena_search(table, key);
+    gm_arena *arena = table->hidden ? NULL : gm_arena_search(table, key);
 
     if (arena) {
         table->recent = arena;
@@ -84,7 +84,7 @@ table_grow(gm_arena_table *table)
 gm_arena *
 gm_arena_pin(gm_arena_table *table, gm_stream_key key)
 {
-    gm_arena *arena = gm_arena_find(table, key);
+    gm_arena *arena = gm_arena_search(table, key);
 
     if (!arena) {
         if (!table_grow(table)) {
@@ -97,7 +97,7 @@ gm_arena_pin(gm_arena_table *table, gm_stream_key key)
         arena->key = key;
         table_link(table, arena);
         table->count++;
-        table->recent = arena;
+        table->recent = table->hidden ? NULL : arena;
     }
     arena->pins++;
     return arena;

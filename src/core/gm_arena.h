@@ -51,9 +51,11 @@ typedef struct gm_arena_table {
     gm_arena **buckets;
     size_t bucket_count; // 0 or a power of two
     size_t count;
+    bool hidden; // only gm_arena_search finds anything: see gm_large.c
 } gm_arena_table;
 
-/* The arena of `key`; NULL when it has none. The first leaves the table as it is. */
+/* The arena of `key`; NULL when it has none. The first leaves the table as it is; the
+ * others are the hit path's. */
 gm_arena *gm_arena_search(const gm_arena_table *table, gm_stream_key key);
 gm_arena *gm_arena_find_slow(gm_arena_table *table, gm_stream_key key);
 

@@ -31,8 +31,10 @@
 #ifdef GM_DEBUG
 #include <assert.h> // assert()
 #define GM_ASSERT(x) assert(x)
+#define GM_ASSUME(x) assert(x)
 #else
 #define GM_ASSERT(x) ((void)0)
+#define GM_ASSUME(x) ((x) ? (void)0 : __builtin_unreachable()) // and relied upon
 #endif
 
 #define GM_STATIC_ASSERT(x, why) _Static_assert(x, why)

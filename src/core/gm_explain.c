@@ -265,7 +265,7 @@ gm_pool_survey(gm_pool *pool, gm_stats *stats, gm_survey *survey)
 static size_t
 largest_own_locked(gm_pool *pool, gm_stream_key key)
 {
-    const gm_arena *arenas[] = {gm_arena_find(&pool->arenas, key),
+    const gm_arena *arenas[] = {gm_arena_search(&pool->arenas, key),
                                 pool->arenas.commons};
     size_t largest = 0;
 

@@ -2,7 +2,8 @@
  *
  * How large a segment a request gets that the cache cannot serve.
  *
- * Exactly as large as the rounded request, unless the pool's owner chose otherwise:
+ * Exactly as large as the rounded request, unless the pool's owner chose otherwise,
+ * which is one of whole multiples for large requests (gm_large.c) and
  *
  * Whole units. What the request leaves of the last one is cached.
  *
@@ -95,7 +96,7 @@ bound_locked(const gm_pool *pool, const gm_arena *arena, size_t rounded)
 static size_t
 lead_locked(gm_pool *pool, const gm_request *request, size_t rounded, size_t room)
 {
-    const gm_arena *arena = gm_arena_find(&pool->arenas, request->key);
+    const gm_arena *arena = gm_arena_search(&pool->arenas, request->key);
     size_t held = pool->stats.total_bytes + pool->reserving + pool->releasing;
     size_t reach = room < GM_SIZE_MAX - held ? held + room : GM_SIZE_MAX;
     size_t limit = pool->stats.limit_bytes;
@@ -116,6 +117,9 @@ gm_grow_segment_locked(gm_pool *pool,
     size_t unit = pool->segment_unit;
     size_t bytes;
 
+    if (pool->large.large_segment_size) {
+        return gm_large_segment(pool, rounded);
+    }
     if (!pool->growth_step) {
         size_t odd = rounded % unit;
 

@@ -118,14 +118,37 @@ hit(gm_arena *arena,
     return GM_OK;
 }
 
+/* What is a miss so far, in a pool whose arenas are hidden from the hit path. */
+GM_COLD static gm_status
+hit_by_rules(const gm_pool *pool,
+             gm_stats *stats,
+             gm_block_store *store,
+             const gm_request *request,
+             gm_block **out)
+{
+    size_t rounded = gm_size_round(request->size);
+    gm_status status = gm_large_take(pool, stats, store, request->key, rounded, out);
+
+    if (status == GM_OK) {
+        stats->hits++;
+        gm_stats_note_cached(stats);
+        hand_out(stats, *out, request);
+    }
+    return status;
+}
+
 gm_status
 gm_pool_hit_locked(gm_pool *pool,
                    const gm_request *request,
                    size_t rounded,
                    gm_block **out)
 {
-    return hit(gm_arena_find(&pool->arenas, request->key), &pool->stats, &pool->store,
-               request, rounded, out);
+    gm_status status = hit(gm_arena_find(&pool->arenas, request->key), &pool->stats,
+                           &pool->store, request, rounded, out);
+
+    return status == GM_MISS
+               ? hit_by_rules(pool, &pool->stats, &pool->store, request, out)
+               : status;
 }
 
 /* The request by the index, with the shard's lock, which it lets go. What it got is the
@@ -140,7 +163,11 @@ shard_serve(gm_shard *shard, const gm_request *request, gm_block **out)
     splits = shard->stats.splits;
     status = hit(gm_shard_find_arena(shard, request->key), &shard->stats, &shard->store,
                  request, gm_size_round(request->size), out);
-    if (GM_LIKELY(status == GM_OK && !gm_shard_pool(shard)->attention)) {
+    if (GM_UNLIKELY(status == GM_MISS)) {
+        status = hit_by_rules(gm_shard_pool(shard), &shard->stats, &shard->store,
+                              request, out);
+    }
+    else if (GM_LIKELY(status == GM_OK && !gm_shard_pool(shard)->attention)) {
         shard->echo.block = *out;
         shard->echo.key = request->key;
         shard->echo.cuts = shard->stats.splits - splits;

@@ -119,7 +119,7 @@ release_idle(gm_pool *pool, const gm_stream_key *arena_key)
     gm_pool_lock(pool);
     pool->trim |= gm_process_is_capturing();
     if (arena_key) {
-        arena = gm_arena_find(&pool->arenas, *arena_key);
+        arena = gm_arena_search(&pool->arenas, *arena_key);
     }
     if (!arena_key || arena) {
         chain = gm_pool_unlink_idle_locked(pool, arena);

@@ -104,7 +104,9 @@ gm_index_take(gm_index *index, size_t size)
     }
     block = index->roots[bin];
     if (GM_UNLIKELY(!gm_tree_is_single(block))) {
-        return gm_tree_take_best(&index->roots[bin], size);
+        block = gm_tree_take_best(&index->roots[bin], size);
+        GM_ASSUME(block); // the bin has one that fits
+        return block;
     }
     gm_index_empty_bin(index, bin);
     return block;

@@ -22,7 +22,7 @@ void
 gm_pool_adopt_locked(gm_pool *pool, gm_stream_key key, size_t rounded)
 {
     gm_arena *commons = pool->arenas.commons;
-    gm_block *block = commons ? gm_index_best(&commons->index, rounded) : NULL;
+    gm_block *block = commons ? gm_large_best(pool, commons, rounded) : NULL;
     gm_arena *own = block ? gm_pool_pin_arena_locked(pool, key) : NULL;
 
     if (!own) { // nothing there or no host memory, which the request will say itself

@@ -69,7 +69,7 @@ reserve_locked(gm_pool *pool, const gm_request *request, reservation *r)
     r->block = gm_block_take(&pool->store);
     pool->reserving += r->bytes;
     pool->leading += r->bytes - r->rounded;
-    if (r->bytes > r->rounded) {
+    if (gm_large_cuts(pool, r->bytes, r->rounded)) {
         if (!gm_block_store_prepare(&pool->store)) {
             cancel_locked(pool, r);
             return GM_ERR_HOST_MEMORY;

@@ -161,7 +161,7 @@ take_block_locked(gm_pool *pool, gm_part *part, size_t rounded)
         pool->stats.captured_bytes -= rounded;
         return block;
     }
-    arena = gm_arena_find(&pool->arenas, part->key);
+    arena = gm_arena_search(&pool->arenas, part->key);
     block = arena ? gm_index_best(&arena->index, rounded) : NULL;
     if (block) {
         (void)gm_pool_carve_locked(pool, &arena->index, block, rounded);

@@ -4,9 +4,9 @@
  * what is given back for the next request of the same stream.
  *
  * Policy: exact best fit within the stream's arena, ties by (segment serial, address);
- * always split, coalesce on free; a segment is exactly the rounded request unless the
- * owner chose larger ones. The same sequence of calls gives the same placement on every
- * backend.
+ * always split, coalesce on free; a segment is exactly the rounded request. Unless the
+ * owner chose larger segments, or to keep large blocks whole. The same sequence of
+ * calls gives the same placement on every backend.
  *
  * Cost: a hit and a free are one uncontended lock and a few index operations each, no
  * device call, no clock, no host allocation on free. Memory: one cache line a block, 7
@@ -68,6 +68,28 @@ void gm_pool_set_segment_unit(gm_pool *pool, size_t unit);
  * which counts as a retry. 0, none of this, unless called, which is before the first
  * request; a pool has growth or a segment unit, not both. */
 void gm_pool_set_growth(gm_pool *pool, size_t step);
+
+/* How a pool treats large requests, in bytes; see gm_large.c. All 0: like any other. */
+typedef struct gm_large_rules {
+    /* A block of so many bytes or more is not cut, and serves requests of so many
+     * alone. 0: blocks are always cut. */
+    size_t max_split_size;
+    /* Such a request gets no block that is so much larger than it, or more. */
+    size_t max_non_split_rounding;
+    /* Segments for requests above GM_LARGE are whole multiples of it, itself a multiple
+     * of GM_UNIT up to GM_SIZE_MAX; where there is no room for that, the request alone
+     * is asked for. 0: they are as large as the request. */
+    size_t large_segment_size;
+} gm_large_rules;
+
+#define GM_LARGE ((size_t)1 << 20)
+
+/* The max_non_split_rounding of programs that set max_split_size and not that. */
+#define GM_LARGE_ROUNDING ((size_t)20 << 20)
+
+/* Before the first request; a pool has these, growth or a segment unit, only one of
+ * them. */
+void gm_pool_set_large_rules(gm_pool *pool, const gm_large_rules *rules);
 
 /* One word for whoever owns the pool; the core does not look at it. */
 void gm_pool_set_user(gm_pool *pool, void *user);

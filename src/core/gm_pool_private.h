@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * The pool's insides, for gm_pool.c, gm_hit.c and gm_shard.c (the hit path), gm_miss.c,
- * gm_idle.c and gm_reclaim.c (the miss path), gm_note.c, gm_pending.c, gm_stream_end.c,
- * gm_lend.c and gm_part.c (memory of several streams and of graphs), gm_explain.c (what
- * is read) and gm_check.c, gm_check_waits.c alone.
+ * gm_large.c, gm_idle.c and gm_reclaim.c (the miss path), gm_note.c, gm_pending.c,
+ * gm_stream_end.c, gm_lend.c and gm_part.c (memory of several streams and of graphs),
+ * gm_explain.c (what is read) and gm_check.c, gm_check_waits.c alone.
  *
  * Lock rule: functions ending in _locked are called with pool->lock held and call
  * nothing outside the core.
@@ -61,6 +61,7 @@ struct gm_pool {
     int device;
     size_t segment_unit; // what is asked of upstream is a multiple of it
     size_t growth_step;  // what is taken ahead of requests at the least; 0: nothing is
+    gm_large_rules large;
     gm_upstream upstream;
     void *user;
     gm_pool_link link;
@@ -325,6 +326,29 @@ size_t gm_grow_segment_locked(gm_pool *pool,
                               const gm_request *request,
                               size_t rounded,
                               size_t room);
+
+/* ---- gm_large.c ---- */
+
+/* The block of `arena` for a request of `rounded` bytes, still in the index; NULL where
+ * there is none, or the rules keep it from such a request. */
+gm_block *gm_large_best(const gm_pool *pool, const gm_arena *arena, size_t rounded);
+
+/* Whether a block of `size` bytes is cut for a request of `rounded`. */
+bool gm_large_cuts(const gm_pool *pool, size_t size, size_t rounded);
+
+/* What the hit path does in a pool whose arenas are hidden from it: takes a block for
+ * the request, cut where the rules say so, out of the index. GM_MISS in all others;
+ * GM_ERR_HOST_MEMORY. The lock of the key's shard, whose counters and nodes these are,
+ * is held. */
+GM_COLD gm_status gm_large_take(const gm_pool *pool,
+                                gm_stats *stats,
+                                gm_block_store *store,
+                                gm_stream_key key,
+                                size_t rounded,
+                                gm_block **out);
+
+/* The segment for a request, of whole multiples. */
+size_t gm_large_segment(const gm_pool *pool, size_t rounded);
 
 /* ---- gm_miss.c ---- */
 

@@ -119,12 +119,13 @@ gm_shard_has(const gm_shard *shard, const gm_block *block, uint32_t generation)
 static inline gm_arena *
 gm_shard_find_arena(gm_shard *shard, gm_stream_key key)
 {
+    const gm_arena_table *table = &shard->pool->arenas;
     gm_arena *recent = shard->recent;
 
     if (GM_LIKELY(recent && recent->key == key)) {
         return recent;
     }
-    return shard->recent = gm_arena_search(&shard->pool->arenas, key);
+    return shard->recent = table->hidden ? NULL : gm_arena_search(table, key);
 }
 
 /* Tells the pool what was counted, for the peaks. */

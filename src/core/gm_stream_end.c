@@ -37,7 +37,7 @@ typedef struct ending {
 static gm_arena *
 find_arena_locked(gm_pool *pool, const gm_stream_use *by)
 {
-    return pool->device == by->device ? gm_arena_find(&pool->arenas, by->key) : NULL;
+    return pool->device == by->device ? gm_arena_search(&pool->arenas, by->key) : NULL;
 }
 
 static bool

@@ -70,6 +70,7 @@ pool_malloc_hooked(gmpy_state *st, gm_pool *pool, int device, size_t size)
     }
     event.has_ptr = event.has_id = true;
     if (result) {
+        event.mem_size = ((gmpy_base_memory *)((gmpy_pointer *)result)->mem)->size;
         event.mem_ptr = ((gmpy_pointer *)result)->ptr;
         event.pmem = ((gmpy_pointer *)result)->mem;
     }
@@ -85,29 +86,6 @@ gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
 {
     return GM_LIKELY(!gmpy_is_hooked(st)) ? pool_malloc(st, pool, device, size)
                                           : pool_malloc_hooked(st, pool, device, size);
-}
-
-int
-gmpy_as_base_allocator(gmpy_state *st, PyObject *arg, PyObject **out)
-{
-    if (!arg || arg == Py_None || arg == st->raw_malloc) {
-        *out = NULL;
-        return 0;
-    }
-    if (!PyCallable_Check(arg)) {
-        PyErr_Format(PyExc_TypeError, "allocator must be callable or None, not %s",
-                     Py_TYPE(arg)->tp_name);
-        return -1;
-    }
-    *out = arg;
-    return 0;
-}
-
-int
-gmpy_as_growth(PyObject *arg, size_t *out)
-{
-    *out = arg == Py_True ? GM_GROWTH_STEP : 0;
-    return !arg || PyBool_Check(arg) ? 0 : gmpy_as_size(arg, "growth", out);
 }
 
 /* ---- trimming ---- */

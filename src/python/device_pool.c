@@ -17,7 +17,8 @@
 
 PyDoc_STRVAR(
     device_pool_doc,
-    "SingleDeviceMemoryPool(allocator=None, *, growth=False)\n"
+    "SingleDeviceMemoryPool(allocator=None, *, growth=False, max_split_size=0,\n"
+    "                       max_non_split_rounding=20971520, large_segment_size=0)\n"
     "--\n"
     "\n"
     "A memory pool on the device that is current when it is made.\n"
@@ -30,10 +31,14 @@ PyDoc_STRVAR(
     "        bytes, returns a MemoryPointer. The device's plain memory if None.\n"
     "    growth (bool or int): how far memory is taken ahead of requests, as in\n"
     "        MemoryPool: False, True, or at least so many bytes.\n"
+    "    max_split_size, max_non_split_rounding, large_segment_size (int): bytes;\n"
+    "        how large requests are treated, as in MemoryPool.\n"
     "\n"
     "Raises:\n"
-    "    TypeError: allocator is not callable, or growth not an integer.\n"
-    "    OverflowError: growth is negative or above 2**64-1.");
+    "    TypeError: allocator is not callable, or another not an integer.\n"
+    "    OverflowError: one is negative or above 2**64-1.\n"
+    "    ValueError: large_segment_size is no multiple of 512, or growth is given\n"
+    "        with it or with max_split_size.");
 
 /* 1 where a `device` argument names the device that the pool is on, else -1. */
 static int
@@ -109,7 +114,7 @@ gmpy_device_pool_open(gmpy_device_pool *self, int device, const gmpy_pool_setup 
         gmpy_pool_new(self->any.st, module, device, setup->callable, &pool) < 0) {
         return -1;
     }
-    gm_pool_set_growth(pool, setup->growth);
+    gmpy_pool_setup_apply(setup, pool);
     (void)gm_pool_set_limit(pool, limit); // not forked: it was just made
     Py_BEGIN_CRITICAL_SECTION(self);
     first = self->device == GMPY_DEVICE_UNSET;
@@ -142,17 +147,13 @@ gmpy_device_pool_new(gmpy_state *st, int device, const gmpy_pool_setup *setup)
 static int
 device_pool_init(PyObject *op, PyObject *args, PyObject *kwargs)
 {
-    static const gmpy_signature signature = {
-        "SingleDeviceMemoryPool", 2, 0, 1, {"allocator", "growth"}};
     gmpy_device_pool *self = (gmpy_device_pool *)op;
     gmpy_state *st = self->any.st;
-    PyObject *given[2];
     gmpy_pool_setup setup;
     int device;
 
-    if (gmpy_unpack_init(&signature, args, kwargs, given) < 0 ||
-        gmpy_as_base_allocator(st, given[0], &setup.callable) < 0 ||
-        gmpy_as_growth(given[1], &setup.growth) < 0 || !gmpy_backend(st)) {
+    if (gmpy_pool_setup_from(st, "SingleDeviceMemoryPool", args, kwargs, &setup) < 0 ||
+        !gmpy_backend(st)) {
         return -1;
     }
     if (self->device != GMPY_DEVICE_UNSET) {

@@ -18,18 +18,18 @@
 
 typedef struct memory_pool {
     gmpy_any_pool any;
-    PyObject *allocator; // base allocator, NULL for plain device memory
-    size_t growth;       // of the pools, for gm_pool_set_growth
-    PyObject **pools;    // a SingleDeviceMemoryPool a device, NULL where not made
-    int device_count;    // their number, 0 until first use
-    bool ready;          // initialized, and not cleared by the collector
-    bool cleared;        // by the collector
+    gmpy_pool_setup setup; // of the pools; has a reference to its callable
+    PyObject **pools;      // a SingleDeviceMemoryPool a device, NULL where not made
+    int device_count;      // their number, 0 until first use
+    bool ready;            // initialized, and not cleared by the collector
+    bool cleared;          // by the collector
     PyObject *weakrefs;
 } memory_pool;
 
 PyDoc_STRVAR(
     memory_pool_doc,
-    "MemoryPool(allocator=None, *, growth=False)\n"
+    "MemoryPool(allocator=None, *, growth=False, max_split_size=0,\n"
+    "           max_non_split_rounding=20971520, large_segment_size=0)\n"
     "--\n"
     "\n"
     "A memory pool for all devices.\n"
@@ -49,6 +49,13 @@ PyDoc_STRVAR(
     "        pool that starts cold asks the device rarely; a number of bytes is\n"
     "        the least that it is to be ahead, 64 MiB for True. False takes exactly\n"
     "        what requests need.\n"
+    "    max_split_size (int): bytes from which on a block is kept whole: it\n"
+    "        serves only requests of so many bytes. 0 splits all.\n"
+    "    max_non_split_rounding (int): bytes by which such a block has to be less\n"
+    "        than above a request's size to serve it. 20 MiB.\n"
+    "    large_segment_size (int): bytes, a multiple of 512; what is taken from\n"
+    "        the device for a request above 1 MiB is a whole multiple of it. 0\n"
+    "        takes what the request needs.\n"
     "\n"
     "With growth, what is taken is larger than the request by an eighth of what\n"
     "its stream holds, or by those bytes where that is more. Bound: no more is\n"
@@ -57,9 +64,15 @@ PyDoc_STRVAR(
     "what the pool holds and the device has free; from there on, and where the\n"
     "device refuses more, requests get what they need.\n"
     "\n"
+    "With max_split_size, a request above 1 MiB and below it gets a whole block\n"
+    "too where 1 MiB or less would be left. What a block has more than was asked\n"
+    "for counts as used.\n"
+    "\n"
     "Raises:\n"
-    "    TypeError: allocator is not callable, or growth not an integer.\n"
-    "    OverflowError: growth is negative or above 2**64-1.");
+    "    TypeError: allocator is not callable, or another not an integer.\n"
+    "    OverflowError: one is negative or above 2**64-1.\n"
+    "    ValueError: large_segment_size is no multiple of 512, or growth is given\n"
+    "        with it or with max_split_size.");
 
 /* ---- the pool of a device ---- */
 
@@ -77,7 +90,6 @@ memory_pool_native(const memory_pool *self, int device)
 static int
 memory_pool_make(memory_pool *self, int device)
 {
-    const gmpy_pool_setup setup = {self->allocator, self->growth};
     gmpy_state *st = self->any.st;
     PyObject *pool;
 
@@ -89,7 +101,7 @@ memory_pool_make(memory_pool *self, int device)
         }
         GMPY_PUBLISH(&self->device_count, st->device_count);
     }
-    pool = gmpy_device_pool_new(st, device, &setup);
+    pool = gmpy_device_pool_new(st, device, &self->setup);
     if (!pool) {
         return -1;
     }
@@ -175,24 +187,18 @@ memory_pool_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUS
 static int
 memory_pool_init(PyObject *op, PyObject *args, PyObject *kwargs)
 {
-    static const gmpy_signature signature = {
-        "MemoryPool", 2, 0, 1, {"allocator", "growth"}};
     memory_pool *self = (memory_pool *)op;
-    PyObject *given[2];
-    PyObject *callable;
-    size_t growth;
+    gmpy_pool_setup setup;
     bool first;
 
-    if (gmpy_unpack_init(&signature, args, kwargs, given) < 0 ||
-        gmpy_as_base_allocator(self->any.st, given[0], &callable) < 0 ||
-        gmpy_as_growth(given[1], &growth) < 0) {
+    if (gmpy_pool_setup_from(self->any.st, "MemoryPool", args, kwargs, &setup) < 0) {
         return -1;
     }
     Py_BEGIN_CRITICAL_SECTION(op);
     first = !self->ready && !self->cleared;
     if (first) {
-        self->allocator = Py_XNewRef(callable);
-        self->growth = growth;
+        Py_XINCREF(setup.callable);
+        self->setup = setup;
         self->ready = true;
     }
     Py_END_CRITICAL_SECTION();
@@ -209,7 +215,7 @@ memory_pool_traverse(PyObject *op, visitproc visit, void *arg)
     memory_pool *self = (memory_pool *)op;
 
     Py_VISIT(Py_TYPE(op));
-    Py_VISIT(self->allocator);
+    Py_VISIT(self->setup.callable);
     Py_VISIT(self->any.callback);
     for (int i = 0; i < self->device_count; i++) {
         Py_VISIT(self->pools[i]);
@@ -227,7 +233,7 @@ memory_pool_clear(PyObject *op)
     for (int i = 0; i < self->device_count; i++) {
         Py_CLEAR(self->pools[i]);
     }
-    Py_CLEAR(self->allocator);
+    Py_CLEAR(self->setup.callable);
     Py_CLEAR(self->any.callback);
     return 0;
 }

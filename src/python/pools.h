@@ -48,14 +48,6 @@ int gmpy_base_pool_init(PyObject *module, gmpy_state *st);
  * MemoryPointer: new reference. The caller keeps the pool alive. */
 PyObject *gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size);
 
-/* What a pool's `allocator` argument means: *out is a borrowed callable, or NULL for
- * plain device memory. 0, or -1 with TypeError. */
-int gmpy_as_base_allocator(gmpy_state *st, PyObject *arg, PyObject **out);
-
-/* What a pool's `growth` argument means, for gm_pool_set_growth: false and NULL, not
- * given, 0; true the core's step; else bytes. 0, or -1 with an exception. */
-int gmpy_as_growth(PyObject *arg, size_t *out);
-
 /* ---- pool_stats.c ---- */
 
 /* The methods of both pool types that only ask; for each there is a function
@@ -87,6 +79,27 @@ int gmpy_default_limit(gmpy_state *st, int device, size_t *out);
 
 int gmpy_limit_init(PyObject *module, gmpy_state *st);
 
+/* ---- pool_setup.c ---- */
+
+/* What a native pool is made with: the callable that it takes memory from, NULL for the
+ * plain kind; its growth, for gm_pool_set_growth; its rules for large requests. */
+typedef struct gmpy_pool_setup {
+    PyObject *callable;
+    size_t growth;
+    gm_large_rules large;
+} gmpy_pool_setup;
+
+/* What the arguments of a constructor of `type` say; the callable is borrowed. 0, or -1
+ * with an exception. */
+int gmpy_pool_setup_from(gmpy_state *st,
+                         const char *type,
+                         PyObject *args,
+                         PyObject *kwargs,
+                         gmpy_pool_setup *out);
+
+/* Sets up a pool that was just made. */
+void gmpy_pool_setup_apply(const gmpy_pool_setup *setup, gm_pool *pool);
+
 /* ---- device_pool.c, memory_pool.c ---- */
 
 int gmpy_device_pool_init(PyObject *module, gmpy_state *st);
@@ -98,13 +111,6 @@ typedef struct gmpy_device_pool {
     int device;    // GMPY_DEVICE_UNSET before it is initialized
     PyObject *weakrefs;
 } gmpy_device_pool;
-
-/* What a native pool is made of: the callable that it takes memory from, NULL for the
- * plain kind; and its growth, for gm_pool_set_growth. */
-typedef struct gmpy_pool_setup {
-    PyObject *callable;
-    size_t growth;
-} gmpy_pool_setup;
 
 /* The life of an object that begins like that, for each type of which one does. What
  * has not been opened yet has no pool. */

@@ -11,6 +11,7 @@
 
 #define UNIT 512
 #define GRAIN ((size_t)2 << 20)
+#define LARGE ((size_t)1 << 20)
 
 typedef struct model_block {
     size_t offset;
@@ -141,6 +142,32 @@ find_best(
     return best != SIZE_MAX;
 }
 
+/* Whether a free block of `size` bytes, the best fit, may go to the request. */
+static bool
+may_have(const model *m, size_t size, size_t rounded)
+{
+    if (m->whole_from == 0 || size == rounded) {
+        return true;
+    }
+    if (rounded >= m->whole_from) {
+        return size - rounded < m->whole_slack; // which may be any
+    }
+    return size < m->whole_from;
+}
+
+/* How much of a block of `size` bytes the request gets. */
+static size_t
+share(const model *m, size_t size, size_t rounded)
+{
+    if (m->whole_from == 0) {
+        return rounded;
+    }
+    if (rounded >= m->whole_from || (rounded > LARGE && size <= rounded + LARGE)) {
+        return size;
+    }
+    return rounded;
+}
+
 static bool
 limit_allows(const model *m, size_t rounded)
 {
@@ -183,6 +210,19 @@ segment_size(const model *m, size_t rounded, uint64_t key)
                   more / (more < GRAIN ? UNIT : GRAIN) * (more < GRAIN ? UNIT : GRAIN));
 }
 
+/* The same where large requests get whole units: but not what would be too large to be
+ * cut for a request that is not. */
+static size_t
+rounded_segment(const model *m, size_t rounded)
+{
+    size_t whole = (rounded + m->unit - 1) / m->unit * m->unit;
+
+    if (rounded <= LARGE || (rounded < m->whole_from && whole >= m->whole_from)) {
+        return rounded;
+    }
+    return limit_allows(m, whole) ? whole : rounded;
+}
+
 static bool
 add_segment(model *m, size_t rounded, uint64_t key)
 {
@@ -196,7 +236,7 @@ add_segment(model *m, size_t rounded, uint64_t key)
             return false;
         }
     }
-    s.size = segment_size(m, rounded, key);
+    s.size = m->unit > 0 ? rounded_segment(m, rounded) : segment_size(m, rounded, key);
     insert_block(&s, 0, (model_block){.size = s.size});
     m->segments = resize(m->segments, m->segment_count + 1, sizeof *m->segments);
     m->segments[m->segment_count++] = s;
@@ -211,7 +251,8 @@ model_malloc(model *m, size_t size, uint64_t key, model_place *out)
     size_t rounded = (size + UNIT - 1) / UNIT * UNIT;
     size_t i = 0, j = 0;
 
-    if (find_best(m, rounded, key, &i, &j)) {
+    if (find_best(m, rounded, key, &i, &j) &&
+        may_have(m, m->segments[i].blocks[j].size, rounded)) {
         m->hits++;
     }
     else if (add_segment(m, rounded, key)) {
@@ -224,16 +265,17 @@ model_malloc(model *m, size_t size, uint64_t key, model_place *out)
     }
     model_segment *s = &m->segments[i];
     model_block whole = s->blocks[j];
+    size_t given = share(m, whole.size, rounded);
 
-    s->blocks[j] = (model_block){whole.offset, rounded, size};
+    s->blocks[j] = (model_block){whole.offset, given, size};
     m->allocated_requested += size;
-    m->allocated += rounded;
-    if (whole.size > rounded) {
+    m->allocated += given;
+    if (whole.size > given) {
         insert_block(s, j + 1,
-                     (model_block){whole.offset + rounded, whole.size - rounded, 0});
+                     (model_block){whole.offset + given, whole.size - given, 0});
         m->splits++;
     }
-    *out = (model_place){s->serial, whole.offset};
+    *out = (model_place){s->serial, whole.offset, given};
     note_peaks(m);
     return true;
 }

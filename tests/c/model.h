@@ -18,6 +18,9 @@ typedef struct model_segment model_segment;
 typedef struct model {
     size_t limit; // 0 for none
     size_t step;  // of growth, 0 for none
+    size_t whole_from,
+        whole_slack; // max_split_size, 0 for none; max_non_split_rounding
+    size_t unit;     // of segments of large requests, 0 for none
     model_segment *segments;
     size_t segment_count;
     uint64_t next_serial;
@@ -29,6 +32,7 @@ typedef struct model {
 typedef struct model_place {
     uint64_t serial;
     size_t offset;
+    size_t size;
 } model_place;
 
 typedef struct model_sums {
