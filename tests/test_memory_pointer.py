@@ -232,6 +232,38 @@ def test_a_pointer_keeps_its_memory(pool):
     assert pool.used_bytes() == 0
 
 
+def test_the_memory_of_a_pointer_is_one_object_from_first_to_last(pool):
+    pointer = pool.malloc(5000)
+    start = pointer.ptr
+    pointer += 512  # before anybody asked for the memory
+    memory = pointer.mem
+    assert (memory.ptr, memory.size, pointer.ptr) == (start, 5120, start + 512)
+    assert pointer.mem is memory
+    assert (pointer + 1).mem is memory
+    del pointer
+    assert pool.used_bytes() == 5120
+    memory.free()
+    assert (memory.ptr, pool.used_bytes()) == (0, 0)
+
+
+def test_threads_that_ask_at_once_get_the_same_memory(pool, in_threads):
+    for _ in range(50):
+        pointer = pool.malloc(512)
+        asked = in_threads(4, lambda number, p=pointer: p.mem)
+        assert all(memory is asked[0] for memory in asked)
+        del asked, pointer
+        assert pool.used_bytes() == 0
+
+
+def test_a_pointer_from_a_pool_is_initialised_already(pool, memory):
+    pointer = pool.malloc(512)
+    with pytest.raises(RuntimeError, match="once"):
+        pointer.__init__(memory, 0)
+    assert pointer.mem.size == 512
+    del pointer
+    assert pool.used_bytes() == 0
+
+
 def test_the_collector_sees_a_pointer_only_where_it_may_be_in_a_cycle(pool):
     class Own(BaseMemory):
         pass

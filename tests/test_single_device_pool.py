@@ -133,6 +133,20 @@ def test_only_a_live_block_of_this_pool_can_be_freed(pool):
     assert (pool.used_bytes(), pool.free_bytes()) == (0, 4 * UNIT)
 
 
+def test_memory_that_was_freed_by_address_can_still_be_asked_for(pool):
+    pointer = pool.malloc(3 * UNIT)
+    address = pointer.ptr
+    pool.free(address, 3 * UNIT)
+    others = [pool.malloc(UNIT) for _ in range(3)]  # cut from what it was
+    assert (pointer.mem.ptr, pointer.mem.size) == (address, 3 * UNIT)
+    with pytest.raises(RuntimeError, match="given it back by its address"):
+        pointer.memset(0, 1)
+    del pointer
+    assert pool.used_bytes() == 3 * UNIT
+    assert others[0].ptr == address
+    testing.check_pool(pool)
+
+
 def test_freeing_twice_is_an_error_and_harmless(pool):
     first = pool.malloc(UNIT)
     pool.free(first.ptr, UNIT)

@@ -12,6 +12,7 @@
 #include "guard.h"
 #include "hooks.h"
 #include "later.h"
+#include "pointer.h"
 #include "pools.h"
 #include "stream.h"
 
@@ -35,7 +36,6 @@ pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
 {
     const gm_request request = {.size = size, .key = gmpy_current_key(st, device)};
     gm_block *block;
-    PyObject *mem;
 
     if (GM_UNLIKELY(gm_pool_malloc(pool, &request, &block) != GM_OK)) {
         if (size == 0) {
@@ -45,11 +45,7 @@ pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
             return NULL;
         }
     }
-    mem = gmpy_pooled_memory_new(st, pool, block);
-    if (!mem) {
-        return NULL;
-    }
-    return gmpy_pointer_new(st, mem, ((gmpy_base_memory *)mem)->ptr, device);
+    return gmpy_pointer_to_block(st, pool, block);
 }
 
 /* The same with the memory hooks called before and after. */
@@ -61,6 +57,7 @@ pool_malloc_hooked(gmpy_state *st, gm_pool *pool, int device, size_t size)
     gmpy_hook_event event = {
         .device = device, .has_size = true, .size = size, .mem_size = rounded};
     PyObject *result = NULL;
+    PyObject *mem = NULL;
 
     if (!hooks) {
         return NULL;
@@ -68,11 +65,14 @@ pool_malloc_hooked(gmpy_state *st, gm_pool *pool, int device, size_t size)
     if (gmpy_hooks_call(hooks, "malloc_preprocess", &event) == 0) {
         result = pool_malloc(st, pool, device, size);
     }
+    if (result && gmpy_pointer_mem((gmpy_pointer *)result, &mem) < 0) {
+        gmpy_drop(&result);
+    }
     event.has_ptr = event.has_id = true;
     if (result) {
         event.mem_size = ((gmpy_base_memory *)((gmpy_pointer *)result)->mem)->size;
         event.mem_ptr = ((gmpy_pointer *)result)->ptr;
-        event.pmem = ((gmpy_pointer *)result)->mem;
+        event.pmem = mem;
     }
     if (gmpy_hooks_call(hooks, "malloc_postprocess", &event) < 0) {
         gmpy_drop(&result);

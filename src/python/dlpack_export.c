@@ -36,7 +36,7 @@ typedef struct request {
 
 /* 0 or -1. */
 static int
-native_device(const gmpy_pointer *self, dlpack_device *out)
+native_device(gmpy_pointer *self, dlpack_device *out)
 {
     static const int32_t types[] = {
         [GM_POINTER_UNREGISTERED] = DLPACK_CPU,
@@ -47,11 +47,15 @@ native_device(const gmpy_pointer *self, dlpack_device *out)
     const gm_backend *backend = gmpy_backend(self->st);
     gm_pointer_kind kind;
     gm_status status;
+    PyObject *mem;
 
     if (!backend) {
         return -1;
     }
-    if (!self->mem) { // raises
+    if (gmpy_pointer_mem(self, &mem) < 0) {
+        return -1;
+    }
+    if (!mem) { // raises
         size_t size;
 
         return gmpy_pointer_remaining(self, &size);
@@ -91,7 +95,7 @@ gmpy_pointer_dlpack_device(PyObject *op, PyObject *Py_UNUSED(ignored))
 {
     dlpack_device device;
 
-    return native_device((const gmpy_pointer *)op, &device) < 0
+    return native_device((gmpy_pointer *)op, &device) < 0
                ? NULL
                : Py_BuildValue("(ii)", device.type, device.id);
 }
@@ -266,9 +270,9 @@ duplicate(const request *r, size_t size, const gmpy_stream_ref *producer)
     content.bytes = copy.bytes;
     content.ptr = (uintptr_t)copy.bytes;
     if (copy.pointer) {
-        content.mem = ((gmpy_pointer *)copy.pointer)->mem;
         content.ptr = ((gmpy_pointer *)copy.pointer)->ptr;
-        if (gmpy_export_begin(r->st, content.mem) < 0) {
+        if (gmpy_pointer_mem((gmpy_pointer *)copy.pointer, &content.mem) < 0 ||
+            gmpy_export_begin(r->st, content.mem) < 0) {
             goto fail;
         }
         if (hand_over(r, content.mem, producer) == 0) {
@@ -336,7 +340,7 @@ gmpy_pointer_dlpack(PyObject *op,
 {
     static const gmpy_signature signature = {
         "__dlpack__", 4, 0, 0, {"stream", "max_version", "dl_device", "copy"}};
-    const gmpy_pointer *self = (const gmpy_pointer *)op;
+    gmpy_pointer *self = (gmpy_pointer *)op;
     request r = {.pointer = self, .st = self->st};
     gmpy_stream_ref producer;
     PyObject *given[4];

@@ -17,6 +17,7 @@
  */
 #include "memory_kinds.h"
 #include "module.h"
+#include "pointer.h"
 
 #include "core/gm_capture.h" // gm_capture_postpone_close
 #include "core/gm_process.h" // gm_process_is_frozen
@@ -56,6 +57,7 @@ ipc_export(PyObject *module, PyObject *arg)
 {
     gmpy_state *st = gmpy_state_of_module(module);
     const gmpy_base_memory *mem;
+    PyObject *behind;
     gm_pointer_info info = {.kind = GM_POINTER_UNREGISTERED};
     gm_ipc_handle handle;
     gm_status status;
@@ -67,9 +69,12 @@ ipc_export(PyObject *module, PyObject *arg)
         return PyErr_Format(PyExc_TypeError, "expected a MemoryPointer, not %.200s",
                             Py_TYPE(arg)->tp_name);
     }
+    if (gmpy_pointer_mem((gmpy_pointer *)arg, &behind) < 0) {
+        return NULL;
+    }
     ptr = ((gmpy_pointer *)arg)->ptr;
-    mem = (const gmpy_base_memory *)((gmpy_pointer *)arg)->mem;
-    if (mem && mem->ptr && gmpy_memory_check(st, (PyObject *)mem) < 0) {
+    mem = (const gmpy_base_memory *)behind;
+    if (mem && mem->ptr && gmpy_memory_check(st, behind) < 0) {
         return NULL;
     }
     if (!mem || !mem->ptr || ptr < mem->ptr || ptr - mem->ptr >= mem->size) {

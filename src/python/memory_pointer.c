@@ -2,16 +2,27 @@
  *
  * MemoryPointer: a place in some memory, which it keeps alive.
  *
+ * Most pointers that a pool hands out live and die without anybody looking at their
+ * `mem`. So such a pointer is the handle of its block itself, until somebody asks: then
+ * a PooledMemory is made, which takes the block over and is the pointer's `mem` from
+ * then on. Memory hooks are told of a PooledMemory, so with one set it is always made.
+ *
  * The type takes part in garbage collection, but an instance is tracked only while its
  * memory can be part of a cycle: one into pooled or raw memory never is. There is no
  * tp_clear, because `mem` is set at construction and never again, so every cycle
  * through a pointer also runs through something that can be cleared, and the memory
  * stays usable until the last finalizer ran.
  *
- * Threading: reading is safe from any thread; `p += n` moves the one object that all
- * its names share and is for one thread.
+ * Cost: one object a block, and a second one with its `mem`; both from lists of dead
+ * ones (reuse.h).
+ *
+ * Threading: reading is safe from any thread, `mem` is made once; `p += n` moves the
+ * one object that all its names share and is for one thread.
  */
 #include "exchange.h"
+#include "hooks.h"
+
+#include "core/gm_process.h" // gm_process_is_frozen
 
 #include <structmember.h> // T_INT, T_ULONGLONG
 
@@ -76,10 +87,30 @@ gmpy_pointer_new(gmpy_state *st, PyObject *mem, uintptr_t ptr, int device_id)
     self->mem = mem;
     self->st = st;
     self->device_id = device_id;
-    self->tracked = !is_leaf_memory(st, mem);
-    if (GM_UNLIKELY(self->tracked)) {
+    self->block = NULL;
+    if (GM_UNLIKELY(!is_leaf_memory(st, mem))) {
         PyObject_GC_Track(self);
     }
+    return (PyObject *)self;
+}
+
+PyObject *
+gmpy_pointer_to_block(gmpy_state *st, gm_pool *pool, gm_block *block)
+{
+    gmpy_pointer *self = (gmpy_pointer *)pointer_alloc(st);
+
+    if (!self) {
+        gm_pool_free(pool, block, block->generation);
+        return NULL;
+    }
+    self->ptr = block->addr;
+    self->mem = NULL;
+    self->st = st;
+    self->device_id = gm_pool_device(pool);
+    self->generation = block->generation;
+    self->block = block;
+    self->pool = pool;
+    gmpy_upstream_count(pool, 1);
     return (PyObject *)self;
 }
 
@@ -90,6 +121,57 @@ gmpy_pointer_to_new(gmpy_state *st, PyObject *mem)
 
     return mem ? gmpy_pointer_new(st, mem, base->ptr, base->device_id) : NULL;
 }
+
+/* ---- the memory of a pointer that has its block itself ---- */
+
+int
+gmpy_pointer_make_mem(gmpy_pointer *pointer, PyObject **out)
+{
+    Py_BEGIN_CRITICAL_SECTION(pointer);
+    if (!pointer->mem) { // else made meanwhile by another thread
+        GMPY_PUBLISH(&pointer->mem,
+                     gmpy_pooled_memory_new(pointer->st, pointer->pool, pointer->block,
+                                            pointer->generation));
+    }
+    *out = pointer->mem;
+    Py_END_CRITICAL_SECTION();
+    return *out ? 0 : -1;
+}
+
+/* The end of such a pointer where memory hooks want to be told. The block goes back
+ * whatever happens; keeps the pending exception. */
+GM_COLD static void
+pointer_end_block_hooked(gmpy_pointer *pointer)
+{
+    GMPY_TAKE_ERROR(pending);
+    PyObject *mem = gmpy_pooled_memory_new(pointer->st, pointer->pool, pointer->block,
+                                           pointer->generation);
+
+    if (mem) {
+        Py_DECREF(mem);
+    }
+    else {
+        PyErr_WriteUnraisable(NULL);
+        gmpy_block_give_back(pointer->pool, pointer->block, pointer->generation);
+    }
+    GMPY_GIVE_ERROR(pending);
+}
+
+static inline void
+pointer_end_block(gmpy_pointer *pointer)
+{
+    if (gm_process_is_frozen()) {
+        return;
+    }
+    if (GM_UNLIKELY(gmpy_is_hooked(pointer->st))) {
+        pointer_end_block_hooked(pointer);
+    }
+    else {
+        gmpy_block_give_back(pointer->pool, pointer->block, pointer->generation);
+    }
+}
+
+/* ---- life ---- */
 
 static int
 pointer_traverse(PyObject *self, visitproc visit, void *arg)
@@ -106,10 +188,13 @@ pointer_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     gmpy_state *st;
 
-    if (GM_UNLIKELY(pointer->tracked)) {
-        PyObject_GC_UnTrack(self);
+    if (GM_LIKELY(!pointer->mem && pointer->block)) {
+        pointer_end_block(pointer);
     }
-    Py_XDECREF(pointer->mem);
+    else {
+        PyObject_GC_UnTrack(self); // if it is tracked
+        Py_XDECREF(pointer->mem);
+    }
     st = pointer->st;
     if (type != gmpy_type(st->MemoryPointerType) ||
         !gmpy_freelist_put(GMPY_REUSE(st, pointers), self, type)) {
@@ -144,7 +229,7 @@ pointer_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(k
         self->mem = NULL;
         self->st = st;
         self->device_id = 0;
-        self->tracked = type != gmpy_type(st->MemoryPointerType);
+        self->block = NULL;
     }
     return (PyObject *)self;
 }
@@ -161,7 +246,7 @@ pointer_init(PyObject *op, PyObject *args, PyObject *kwargs)
     if (gmpy_unpack_init(&pointer_signature, args, kwargs, given) < 0) {
         return -1;
     }
-    if (self->mem) {
+    if (self->mem || self->block) {
         PyErr_SetString(PyExc_RuntimeError, "a MemoryPointer is initialized once");
         return -1;
     }
@@ -177,8 +262,7 @@ pointer_init(PyObject *op, PyObject *args, PyObject *kwargs)
     }
     self->mem = Py_NewRef(given[0]);
     self->device_id = mem->device_id;
-    if (!self->tracked && !is_leaf_memory(st, given[0])) {
-        self->tracked = true;
+    if (!PyObject_GC_IsTracked(op) && !is_leaf_memory(st, given[0])) {
         PyObject_GC_Track(op);
     }
     return 0;
@@ -190,13 +274,17 @@ static PyObject *
 pointer_repr(PyObject *op)
 {
     gmpy_pointer *self = (gmpy_pointer *)op;
-    PyObject *name = PyType_GetName(Py_TYPE(op));
     PyObject *repr = NULL;
+    PyObject *mem;
+    PyObject *name;
 
+    if (gmpy_pointer_mem(self, &mem) < 0) {
+        return NULL;
+    }
+    name = PyType_GetName(Py_TYPE(op));
     if (name) {
         repr = PyUnicode_FromFormat("<%U %s device=%d mem=%R>", name,
-                                    gmpy_as_hex(self->ptr).text, self->device_id,
-                                    self->mem);
+                                    gmpy_as_hex(self->ptr).text, self->device_id, mem);
         Py_DECREF(name);
     }
     return repr;
@@ -209,15 +297,30 @@ pointer_device(PyObject *self, void *Py_UNUSED(closure))
                            ((gmpy_pointer *)self)->device_id);
 }
 
+static PyObject *
+pointer_mem(PyObject *self, void *Py_UNUSED(closure))
+{
+    PyObject *mem;
+
+    if (gmpy_pointer_mem((gmpy_pointer *)self, &mem) < 0) {
+        return NULL;
+    }
+    if (!mem) {
+        PyErr_SetString(PyExc_AttributeError, "mem");
+        return NULL;
+    }
+    return Py_NewRef(mem);
+}
+
 static PyMemberDef pointer_members[] = {
     {"ptr", T_ULONGLONG, offsetof(gmpy_pointer, ptr), READONLY, "the address"},
-    {"mem", T_OBJECT_EX, offsetof(gmpy_pointer, mem), READONLY, "the BaseMemory"},
     {"device_id", T_INT, offsetof(gmpy_pointer, device_id), READONLY,
      "number of the device"},
     {0},
 };
 
 static PyGetSetDef pointer_getset[] = {
+    {"mem", pointer_mem, NULL, "the BaseMemory", NULL},
     {"device", pointer_device, NULL, "the Device the memory is on", NULL},
     {"__cuda_array_interface__", gmpy_pointer_cuda_array_interface, NULL,
      "the bytes from here to the end of the memory, by the protocol's version 3", NULL},

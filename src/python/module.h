@@ -479,10 +479,6 @@ gmpy_pooled_memory_is_there(const gmpy_pooled_memory *self)
                         self->base.generation;
 }
 
-/* The handle of a block just handed out, which it takes over; on failure the block has
- * gone back to the pool. New reference. */
-PyObject *gmpy_pooled_memory_new(gmpy_state *st, gm_pool *pool, gm_block *block);
-
 /* Somebody else sees `mem`, any memory of which the caller has a reference, until the
  * same ends: free() by hand is put off. 0, or -1 with MemoryError or with ValueError
  * where it was given back. */
@@ -495,14 +491,18 @@ PyObject *gmpy_memory_under(gmpy_state *st, PyObject *mem);
 
 /* ---- memory_pointer.c ---- */
 
-/* A MemoryPointer or, with the same fields, a PinnedMemoryPointer. */
+/* A MemoryPointer or, with the same fields, a PinnedMemoryPointer. One from a pool is
+ * its block's handle itself, until gmpy_pointer_mem is asked for a PooledMemory. */
 typedef struct gmpy_pointer {
     PyObject_HEAD
     uintptr_t ptr;
-    PyObject *mem; // a BaseMemory; of a PinnedMemoryPointer a PinnedMemory
+    PyObject *mem; // a BaseMemory; NULL: the block's handle is the pointer, or there is
+                   // none; of a PinnedMemoryPointer a PinnedMemory
     gmpy_state *st;
     int device_id;
-    bool tracked; // by the collector; of a subclass always
+    uint32_t generation; // of the block when it was handed out
+    gm_block *block;     // the pointer's own until there is a `mem`; NULL for none
+    gm_pool *pool;       // of the block
 } gmpy_pointer;
 
 int gmpy_pointer_init(PyObject *module, gmpy_state *st);

@@ -1,12 +1,42 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of the pointer types share: arithmetic, and the other side of a copy.
- * The struct itself is module.h's.
+ * What the files of the pointer types share: the memory behind one, arithmetic, and the
+ * other side of a copy. The struct itself is module.h's.
  */
 #ifndef GMPY_POINTER_H
 #define GMPY_POINTER_H
 
 #include "module.h"
+
+/* ---- pooled_memory.c ---- */
+
+/* The handle of a block that was handed out at `generation`. It takes the block over
+ * from a pointer, which has it still where this fails. New reference. */
+PyObject *gmpy_pooled_memory_new(gmpy_state *st,
+                                 gm_pool *pool,
+                                 gm_block *block,
+                                 uint32_t generation);
+
+/* Ends the handle of a block. Calls no hooks. */
+void gmpy_block_give_back(gm_pool *pool, gm_block *block, uint32_t generation);
+
+/* ---- memory_pointer.c ---- */
+
+/* The memory of a pointer: *out is borrowed, and NULL where the pointer was not
+ * initialized. Later calls give the same, and `mem` can be read as it is. 0, or -1 with
+ * MemoryError. */
+int gmpy_pointer_make_mem(gmpy_pointer *pointer, PyObject **out);
+
+static inline int
+gmpy_pointer_mem(gmpy_pointer *pointer, PyObject **out)
+{
+    *out = GMPY_SEE(&pointer->mem);
+    return *out || !pointer->block ? 0 : gmpy_pointer_make_mem(pointer, out);
+}
+
+/* The handle of a block just handed out, which it takes over; on failure the block has
+ * gone back to the pool. A MemoryPointer: new reference. */
+PyObject *gmpy_pointer_to_block(gmpy_state *st, gm_pool *pool, gm_block *block);
 
 /* ---- pointer_arithmetic.c ---- */
 

@@ -43,9 +43,13 @@ static PyObject *
 pointer_moved(gmpy_state *st, PyObject *op, ptrdiff_t offset)
 {
     gmpy_pointer *self = (gmpy_pointer *)op;
+    PyObject *mem;
     uintptr_t ptr;
 
-    if (!self->mem) {
+    if (gmpy_pointer_mem(self, &mem) < 0) {
+        return NULL;
+    }
+    if (!mem) {
         PyErr_Format(PyExc_ValueError, "the %s was not initialized",
                      Py_TYPE(op)->tp_name);
         return NULL;
@@ -54,8 +58,8 @@ pointer_moved(gmpy_state *st, PyObject *op, ptrdiff_t offset)
         return NULL;
     }
     return gmpy_is_pointer(st, op)
-               ? gmpy_pointer_new(st, Py_NewRef(self->mem), ptr, self->device_id)
-               : gmpy_pinned_pointer_new(st, Py_NewRef(self->mem), ptr);
+               ? gmpy_pointer_new(st, Py_NewRef(mem), ptr, self->device_id)
+               : gmpy_pinned_pointer_new(st, Py_NewRef(mem), ptr);
 }
 
 static int

@@ -23,14 +23,17 @@
 /* 0 when `size` bytes from the pointer lie inside its memory, which is there, else -1
  * with an exception. */
 static int
-check_range(const gmpy_pointer *pointer, size_t size)
+check_range(gmpy_pointer *pointer, size_t size)
 {
-    const gmpy_base_memory *mem = (const gmpy_base_memory *)pointer->mem;
+    const gmpy_base_memory *mem;
+    PyObject *behind;
     size_t start;
 
-    if (gmpy_memory_check(pointer->st, pointer->mem) < 0) {
+    if (gmpy_pointer_mem(pointer, &behind) < 0 ||
+        gmpy_memory_check(pointer->st, behind) < 0) {
         return -1;
     }
+    mem = (const gmpy_base_memory *)behind;
     start = pointer->ptr - mem->ptr; // wraps, and so fails below, before the start
     if (start > mem->size || size > mem->size - start) {
         PyErr_Format(PyExc_ValueError,
@@ -216,7 +219,7 @@ transfer_init(transfer *t, PyObject *self, bool async, PyObject *stream)
 }
 
 /* Fills in what an async transfer has to protect: the memory behind one or two pointers
- * and a buffer, both of which may be NULL. 0 or -1. */
+ * that passed check_range and a buffer, both of which may be NULL. 0 or -1. */
 static int
 transfer_note(transfer *t,
               const gmpy_pointer *one,
@@ -235,9 +238,9 @@ transfer_note(transfer *t,
     return gmpy_stream_use_of(t->st, &t->stream, &t->by);
 }
 
-/* Whether the pointer is into plain host memory: a copy is not of its kind then, nor
- * between devices, and the backend finds out what it is. Of an address that cannot be
- * asked about the copy says what is wrong. */
+/* Whether the pointer, checked as above, is into plain host memory: a copy is not of
+ * its kind then, nor between devices, and the backend finds out what it is. Of an
+ * address that cannot be asked about the copy says what is wrong. */
 static bool
 is_plain_host(gmpy_state *st, const gmpy_pointer *pointer)
 {
@@ -251,8 +254,8 @@ static PyObject *
 copy_from_device(
     PyObject *op, PyObject *source, size_t size, bool async, PyObject *stream)
 {
-    const gmpy_pointer *self = (const gmpy_pointer *)op;
-    const gmpy_pointer *src = (const gmpy_pointer *)source;
+    gmpy_pointer *self = (gmpy_pointer *)op;
+    gmpy_pointer *src = (gmpy_pointer *)source;
     transfer t;
 
     if (transfer_init(&t, op, async, stream) < 0) {
@@ -291,7 +294,7 @@ copy_host(PyObject *op,
           bool async,
           PyObject *stream)
 {
-    const gmpy_pointer *self = (const gmpy_pointer *)op;
+    gmpy_pointer *self = (gmpy_pointer *)op;
     bool to_host = kind == GM_COPY_DEVICE_TO_HOST;
     gmpy_host_range host;
     gm_status status;
@@ -324,7 +327,7 @@ copy_host(PyObject *op,
 static PyObject *
 fill(PyObject *op, int value, size_t size, bool async, PyObject *stream)
 {
-    const gmpy_pointer *self = (const gmpy_pointer *)op;
+    gmpy_pointer *self = (gmpy_pointer *)op;
     transfer t;
 
     if (transfer_init(&t, op, async, stream) < 0) {

@@ -139,14 +139,16 @@ int
 gmpy_pointer_get_buffer(PyObject *op, Py_buffer *view, int flags)
 {
     gmpy_pointer *self = (gmpy_pointer *)op;
+    PyObject *mem;
 
     view->obj = NULL;
-    if (self->mem && gmpy_export_begin(self->st, self->mem) < 0) {
+    if (gmpy_pointer_mem(self, &mem) < 0 ||
+        (mem && gmpy_export_begin(self->st, mem) < 0)) {
         return -1;
     }
     if (fill(self, view, flags) < 0) {
-        if (self->mem) {
-            gmpy_export_end(self->st, self->mem);
+        if (mem) {
+            gmpy_export_end(self->st, mem);
         }
         return -1;
     }
@@ -191,11 +193,13 @@ check_reached(const gmpy_pointer *self)
 PyObject *
 gmpy_pointer_cuda_array_interface(PyObject *op, void *Py_UNUSED(closure))
 {
-    const gmpy_pointer *self = (const gmpy_pointer *)op;
+    gmpy_pointer *self = (gmpy_pointer *)op;
     gmpy_stream_ref stream;
+    PyObject *mem;
     size_t size;
 
-    if (!gmpy_backend(self->st) || gmpy_pointer_remaining(self, &size) < 0) {
+    if (!gmpy_backend(self->st) || gmpy_pointer_mem(self, &mem) < 0 ||
+        gmpy_pointer_remaining(self, &size) < 0) {
         return NULL;
     }
     if (size == 0) { // nothing that anybody could have to wait for
@@ -204,7 +208,7 @@ gmpy_pointer_cuda_array_interface(PyObject *op, void *Py_UNUSED(closure))
     }
     if (check_reached(self) < 0 ||
         gmpy_stream_of_device(self->st, self->device_id, &stream) < 0 ||
-        gmpy_record_stream_of(self->st, self->mem, &stream) < 0) {
+        gmpy_record_stream_of(self->st, mem, &stream) < 0) {
         return NULL;
     }
     return Py_BuildValue("{s(K)sss(KO)sKsi}", "shape", (unsigned long long)size,

@@ -2,7 +2,8 @@
  *
  * PooledMemory: the handle of one block of a pool.
  *
- * Made by pools alone. It owns its block natively: the block keeps the native pool, so
+ * Made for the memory of pools alone, when somebody first asks a pointer for it
+ * (memory_pointer.c). It owns its block natively: the block keeps the native pool, so
  * the memory stays valid whichever Python object dies first, and going back needs no
  * lookup. Not tracked by the collector, since it refers to no Python object.
  *
@@ -16,6 +17,7 @@
 #include "hooks.h"
 #include "memory_kinds.h"
 #include "pinned.h"
+#include "pointer.h"
 
 #include "core/gm_process.h" // gm_process_is_frozen
 
@@ -43,24 +45,32 @@ pooled_memory_alloc(gmpy_state *st)
     return kept ? kept : (PyObject *)PyObject_New(gmpy_pooled_memory, type);
 }
 
+/* Where the block was given back by address meanwhile, its node says what it was. */
 PyObject *
-gmpy_pooled_memory_new(gmpy_state *st, gm_pool *pool, gm_block *block)
+gmpy_pooled_memory_new(gmpy_state *st,
+                       gm_pool *pool,
+                       gm_block *block,
+                       uint32_t generation)
 {
     gmpy_pooled_memory *self = (gmpy_pooled_memory *)pooled_memory_alloc(st);
 
-    if (!self) {
-        gm_pool_free(pool, block, block->generation);
-        return NULL;
+    if (self) {
+        self->base.ptr = block->addr;
+        self->base.size = block->size;
+        self->base.device_id = gm_pool_device(pool);
+        self->base.generation = generation;
+        self->block = block;
+        self->pool = pool;
+        self->st = st;
     }
-    self->base.ptr = block->addr;
-    self->base.size = block->size;
-    self->base.device_id = gm_pool_device(pool);
-    self->base.generation = block->generation;
-    self->block = block;
-    self->pool = pool;
-    self->st = st;
-    gmpy_upstream_count(pool, 1);
     return (PyObject *)self;
+}
+
+void
+gmpy_block_give_back(gm_pool *pool, gm_block *block, uint32_t generation)
+{
+    gmpy_upstream_count(pool, -1);
+    gm_pool_free(pool, block, generation);
 }
 
 /* The block, which is the caller's to give back; NULL when it went already. */
@@ -75,13 +85,6 @@ pooled_memory_take_block(gmpy_pooled_memory *self)
     self->block = NULL;
     return block;
 #endif
-}
-
-static void
-pooled_memory_give_back(gmpy_pooled_memory *self, gm_block *block)
-{
-    gmpy_upstream_count(self->pool, -1);
-    gm_pool_free(self->pool, block, self->base.generation);
 }
 
 /* The same with the memory hooks called before and after. Keeps the pending
@@ -106,7 +109,7 @@ pooled_memory_give_back_hooked(gmpy_pooled_memory *self, gm_block *block, uintpt
     else {
         PyErr_WriteUnraisable(NULL);
     }
-    pooled_memory_give_back(self, block);
+    gmpy_block_give_back(self->pool, block, self->base.generation);
     if (hooks) {
         gmpy_hooks_tell(hooks, "free_postprocess", &event);
     }
@@ -126,7 +129,7 @@ pooled_memory_finish(gmpy_pooled_memory *self, gm_block *block, uintptr_t ptr)
         pooled_memory_give_back_hooked(self, block, ptr);
     }
     else {
-        pooled_memory_give_back(self, block);
+        gmpy_block_give_back(self->pool, block, self->base.generation);
     }
 }
 

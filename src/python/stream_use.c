@@ -14,6 +14,7 @@
  * Threading: any thread; what calls the device lets others run.
  */
 #include "later.h"
+#include "pointer.h"
 #include "stream.h"
 
 #include "core/gm_pending.h"
@@ -125,26 +126,29 @@ gmpy_record_stream(PyObject *op,
                    PyObject *kwnames)
 {
     static const gmpy_signature signature = {"record_stream", 1, 1, 1, {"stream"}};
-    const gmpy_pointer *self = (const gmpy_pointer *)op;
-    bool pooled = gmpy_is_pooled(self->st, self->mem);
+    gmpy_pointer *self = (gmpy_pointer *)op;
     PyObject *given[1];
+    PyObject *mem;
+    bool pooled;
     gmpy_stream_ref stream;
     gm_stream_use by;
     gm_status status;
 
     if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
         !gmpy_backend(self->st) || gmpy_as_stream(self->st, given[0], &stream) < 0 ||
-        gmpy_stream_use_of(self->st, &stream, &by) < 0) {
+        gmpy_stream_use_of(self->st, &stream, &by) < 0 ||
+        gmpy_pointer_mem(self, &mem) < 0) {
         return NULL;
     }
-    if (pooled && !((const gmpy_base_memory *)self->mem)->ptr) {
+    pooled = gmpy_is_pooled(self->st, mem);
+    if (pooled && !((const gmpy_base_memory *)mem)->ptr) {
         PyErr_SetString(PyExc_ValueError, "the memory was given back");
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
     status = gmpy_stream_confirm(self->st->backend, &stream);
     if (status == GM_OK && pooled) {
-        status = gmpy_record_use(self->mem, &by);
+        status = gmpy_record_use(mem, &by);
     }
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {

@@ -4,7 +4,9 @@
  * whether a pool's invariants hold, the last error. What is about the simulated device
  * is in testing_sim.c and testing_drive.c.
  */
+#include "pointer.h"
 #include "pools.h"
+#include "stream.h"
 #include "testing.h"
 
 /* ---- pools ---- */
@@ -20,17 +22,21 @@ static PyObject *
 testing_placement(PyObject *module, PyObject *arg)
 {
     gmpy_state *st = gmpy_state_of_module(module);
+    PyObject *behind = NULL;
     const gmpy_pooled_memory *mem;
     uint64_t serial;
     size_t offset;
     gm_status status;
 
-    if (!gmpy_is_pointer(st, arg) || !((gmpy_pointer *)arg)->mem ||
-        !Py_IS_TYPE(((gmpy_pointer *)arg)->mem, gmpy_type(st->PooledMemoryType))) {
+    if (gmpy_is_pointer(st, arg) &&
+        gmpy_pointer_mem((gmpy_pointer *)arg, &behind) < 0) {
+        return NULL;
+    }
+    if (!gmpy_is_pooled(st, behind)) {
         PyErr_SetString(PyExc_TypeError, "expected a MemoryPointer into pooled memory");
         return NULL;
     }
-    mem = (const gmpy_pooled_memory *)((gmpy_pointer *)arg)->mem;
+    mem = (const gmpy_pooled_memory *)behind;
     status = mem->block ? gm_pool_placement(mem->pool, mem->block, mem->base.generation,
                                             &serial, &offset)
                         : GM_ERR_NOT_OWNED;

@@ -23,6 +23,7 @@
 #include "hooks.h"
 #include "out_of_memory.h"
 #include "pinned.h"
+#include "pointer.h"
 
 #include "core/gm_process.h" // gm_host_zalloc
 
@@ -163,8 +164,9 @@ gmpy_upstream_holds(gmpy_upstream *up, const PyObject *mem)
 static gm_status
 callable_check(gmpy_upstream *up, int device, size_t size, PyObject *result)
 {
-    const gmpy_pointer *pointer = (const gmpy_pointer *)result;
+    gmpy_pointer *pointer = (gmpy_pointer *)result;
     const gmpy_base_memory *mem;
+    PyObject *behind;
     bool pinned = up->kind == GM_MEM_PINNED;
     size_t offset;
 
@@ -175,7 +177,10 @@ callable_check(gmpy_upstream *up, int device, size_t size, PyObject *result)
                      pinned ? "Pinned" : "", Py_TYPE(result)->tp_name);
         return GM_ERR_CALLBACK;
     }
-    if (!pointer->mem) {
+    if (gmpy_pointer_mem(pointer, &behind) < 0) {
+        return GM_ERR_CALLBACK;
+    }
+    if (!behind) {
         PyErr_Format(PyExc_ValueError,
                      "the pool's allocator returned a %s that was not initialized",
                      Py_TYPE(result)->tp_name);
@@ -184,7 +189,7 @@ callable_check(gmpy_upstream *up, int device, size_t size, PyObject *result)
     if (!pointer->ptr) {
         return GM_ERR_OUT_OF_MEMORY;
     }
-    mem = (const gmpy_base_memory *)pointer->mem;
+    mem = (const gmpy_base_memory *)behind;
     offset = pointer->ptr - mem->ptr;
     if (mem->size > UINTPTR_MAX - mem->ptr) {
         PyErr_Format(PyExc_ValueError,
