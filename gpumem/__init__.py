@@ -19,6 +19,7 @@ except ModuleNotFoundError:  # a source tree that was not built, see _source_tre
     use_installed(__path__)
     from gpumem._core import get_backend
 
+from gpumem._client import client
 from gpumem._config import get_include, show_config
 from gpumem._core import (
     BaseMemory,
@@ -67,6 +68,7 @@ from gpumem._core import (
     malloc_system,
     set_allocator,
     set_pinned_memory_allocator,
+    stats_by_client,
     streamCaptureModeGlobal,
     streamCaptureModeRelaxed,
     streamCaptureModeThreadLocal,
@@ -114,6 +116,7 @@ __all__ = [
     "add_process_hook",
     "alloc",
     "alloc_pinned_memory",
+    "client",
     "get_allocator",
     "get_backend",
     "get_current_stream",
@@ -132,6 +135,7 @@ __all__ = [
     "set_allocator",
     "set_pinned_memory_allocator",
     "show_config",
+    "stats_by_client",
     "streamCaptureModeGlobal",
     "streamCaptureModeRelaxed",
     "streamCaptureModeThreadLocal",

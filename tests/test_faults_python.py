@@ -187,6 +187,12 @@ ENTRIES = {
         "gpumem.get_default_memory_pool(); gpumem.get_default_pinned_memory_pool()",
         "def clean_up(): gpumem.get_default_memory_pool().free_all_blocks()",
     ),
+    "clients": (
+        "scope = gpumem.client('one'); kept = pool.malloc(10**6)\n"
+        "with scope: other = pool.malloc(10)\n"
+        "pool.stats_by_client(); gpumem.stats_by_client(0)",
+        "",
+    ),
     "UnownedMemory": (
         "mem = gpumem.UnownedMemory(ptr=raw.ptr, size=10**6, owner=(raw,))\n"
         "gpumem.MemoryPointer(mem, 10); mem._owner",

@@ -206,6 +206,27 @@ gm_status gm_pool_read_stats(gm_pool *pool, gm_stats *out);
  * that a look never begins to use a device. */
 gm_status gm_pool_survey(gm_pool *pool, gm_stats *stats, gm_survey *survey);
 
+/* What is in use on one client's account (gm_client.h). */
+#define GM_USAGE_LIST(X)                                                               \
+    X(used_bytes, "bytes of live blocks, rounded")                                     \
+    X(requested_bytes, "bytes asked for by them")                                      \
+    X(live_blocks, "their number")
+
+typedef struct gm_usage {
+#define GM_USAGE_FIELD(name, text) size_t name;
+    GM_USAGE_LIST(GM_USAGE_FIELD)
+#undef GM_USAGE_FIELD
+} gm_usage;
+
+/* Adds what is in use of the pool to the usages of its `count` clients, by number; with
+ * `plain` not what lies in a block of another pool, which has it in use as well. Walks
+ * the blocks under the lock. GM_BUSY: nothing was added, for there is a client beyond
+ * them by now. GM_ERR_FORKED. */
+GM_MUST_CHECK gm_status gm_pool_count_clients(gm_pool *pool,
+                                              bool plain,
+                                              gm_usage *usages,
+                                              size_t count);
+
 /* What a request lacks that failed with `status`, just now on this thread, for want of
  * memory: GM_ERR_OUT_OF_MEMORY, GM_ERR_LIMIT, GM_ERR_TOO_LARGE or GM_ERR_CAPTURING.
  * Cannot fail: what nobody can tell is GM_UNKNOWN. As gm_pool_survey, but also asks

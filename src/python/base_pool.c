@@ -34,7 +34,7 @@ empty_pointer(gmpy_state *st, int device)
 static PyObject *
 pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
 {
-    const gm_request request = {.size = size, .key = gmpy_current_key(st, device)};
+    const gm_request request = gmpy_request(st, device, size);
     gm_block *block;
 
     if (GM_UNLIKELY(gm_pool_malloc(pool, &request, &block) != GM_OK)) {

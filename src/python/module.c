@@ -109,6 +109,7 @@ static PyMethodDef *const functions[] = {
     gmpy_pinned_memory_methods,
     gmpy_pinned_allocator_methods,
     gmpy_default_pools_methods,
+    gmpy_clients_methods,
 };
 
 /* The files' types, in an order in which each finds those it builds upon. */

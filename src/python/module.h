@@ -356,13 +356,21 @@ gmpy_settings(const gmpy_state *st)
                                                                  : NULL;
 }
 
-static inline gm_stream_key
-gmpy_current_key(const gmpy_state *st, int device)
+/* A request of the calling thread, for its current stream on `device` (-1: the host)
+ * and on account of its client. */
+static inline gm_request
+gmpy_request(const gmpy_state *st, int device, size_t size)
 {
     const gmpy_thread *thread = gmpy_settings(st);
+    gm_request request = {.size = size, .key = GM_STREAM_KEY_DEFAULT};
 
-    return thread && thread->currents ? thread->currents[device].key
-                                      : GM_STREAM_KEY_DEFAULT;
+    if (thread) {
+        request.client = thread->client;
+        if (thread->currents && device >= 0) {
+            request.key = thread->currents[device].key;
+        }
+    }
+    return request;
 }
 
 /* The stream object current on `device`: new reference. */
@@ -385,6 +393,10 @@ int gmpy_pop_device(gmpy_state *st, PyObject *entered);
  * scope it is. */
 int gmpy_push_allocator(gmpy_state *st, PyObject *allocator, PyObject *entered);
 int gmpy_pop_allocator(PyObject *entered);
+
+/* The same with the client on whose account the calling thread's requests are. */
+int gmpy_push_client(gmpy_state *st, uint16_t client, PyObject *entered);
+int gmpy_pop_client(PyObject *entered);
 
 /* Adds a memory hook to the calling thread's, or removes one. KeyError where there is
  * one of that name, or none. 0 or -1. */

@@ -158,7 +158,7 @@ pinned_pool_miss(gmpy_state *st,
 static PyObject *
 pinned_pool_take(gmpy_state *st, gm_pool *pool, size_t size)
 {
-    const gm_request request = {.size = size, .key = GM_STREAM_KEY_DEFAULT};
+    const gm_request request = gmpy_request(st, GMPY_DEVICE_HOST, size);
     gm_block *block;
 
     if (size == 0) {

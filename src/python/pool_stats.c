@@ -38,13 +38,12 @@ read_pool(
     return found;
 }
 
-/* The `device` argument of a method that has no other: *out is borrowed. 0 or -1. */
-static int
-unpack_device(const char *method,
-              PyObject *const *args,
-              Py_ssize_t nargs,
-              PyObject *kwnames,
-              PyObject **out)
+int
+gmpy_unpack_device(const char *method,
+                   PyObject *const *args,
+                   Py_ssize_t nargs,
+                   PyObject *kwnames,
+                   PyObject **out)
 {
     const gmpy_signature signature = {method, 1, 0, 1, {"device"}};
 
@@ -58,7 +57,7 @@ unpack_device(const char *method,
         PyObject *device;                                                              \
         gm_stats stats;                                                                \
                                                                                        \
-        if (unpack_device(#method, args, nargs, kwnames, &device) < 0 ||               \
+        if (gmpy_unpack_device(#method, args, nargs, kwnames, &device) < 0 ||          \
             read_pool(self, device, limit, &stats, NULL) < 0) {                        \
             return NULL;                                                               \
         }                                                                              \
@@ -82,7 +81,7 @@ gmpy_pool_stats(PyObject *self,
     gm_survey survey = {0};
     PyObject *dict;
 
-    if (unpack_device("stats", args, nargs, kwnames, &device) < 0 ||
+    if (gmpy_unpack_device("stats", args, nargs, kwnames, &device) < 0 ||
         read_pool(self, device, true, &stats, &survey) < 0) {
         return NULL;
     }
@@ -114,7 +113,7 @@ gmpy_pool_reset_peak_stats(PyObject *op,
     int device;
     int found;
 
-    if (unpack_device("reset_peak_stats", args, nargs, kwnames, &device_arg) < 0) {
+    if (gmpy_unpack_device("reset_peak_stats", args, nargs, kwnames, &device_arg) < 0) {
         return NULL;
     }
     found = self->find(self, device_arg, false, &pool, &device);

@@ -48,7 +48,14 @@ int gmpy_base_pool_init(PyObject *module, gmpy_state *st);
  * MemoryPointer: new reference. The caller keeps the pool alive. */
 PyObject *gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size);
 
-/* ---- pool_stats.c ---- */
+/* ---- pool_stats.c, clients.c ---- */
+
+/* The `device` argument of a method that has no other: *out is borrowed. 0 or -1. */
+int gmpy_unpack_device(const char *method,
+                       PyObject *const *args,
+                       Py_ssize_t nargs,
+                       PyObject *kwnames,
+                       PyObject **out);
 
 /* The methods of both pool types that only ask; for each there is a function
  * gmpy_pool_NAME and a text gmpy_pool_NAME_doc. */
@@ -59,6 +66,7 @@ PyObject *gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t siz
     X(n_free_blocks)                                                                   \
     X(get_limit)                                                                       \
     X(stats)                                                                           \
+    X(stats_by_client)                                                                 \
     X(reset_peak_stats)
 
 #define GMPY_POOL_STATS_METHOD(name)                                                   \
@@ -67,6 +75,10 @@ PyObject *gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t siz
     extern const char gmpy_pool_##name##_doc[];
 GMPY_POOL_STATS_METHODS(GMPY_POOL_STATS_METHOD)
 #undef GMPY_POOL_STATS_METHOD
+
+/* ---- clients.c ---- */
+
+extern PyMethodDef gmpy_clients_methods[];
 
 /* ---- limit.c ---- */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the calling thread has set: its current streams, its scoped allocator, and what
- * its open `with` statements go back to.
+ * What the calling thread has set: its current streams, its scoped allocator, its
+ * client, and what its open `with` statements go back to.
  *
  * All of it belongs to one object in the thread state's dictionary, made when the
  * thread first sets something, so it ends with the thread state. The request path must
@@ -33,6 +33,7 @@
 #include "out_of_memory.h"
 #include "stream.h"
 
+#include "core/gm_client.h"  // GM_CLIENT_PROGRAM
 #include "core/gm_pending.h" // gm_pools_end_stream
 #include "core/gm_process.h" // gm_process_is_capturing
 
@@ -48,6 +49,7 @@ typedef struct scope {
     gm_device_mark mark; // Device: what to go back to
     gmpy_current saved;  // stream: what to go back to, its stream a reference
     PyObject *allocator; // allocator: what to go back to, a reference or NULL
+    uint16_t client;     // client: the same
 } scope;
 
 typedef struct scope_stack {
@@ -64,6 +66,7 @@ typedef struct thread_settings {
     scope_stack streams;
     scope_stack devices;
     scope_stack allocators;
+    scope_stack clients;
 #ifdef Py_GIL_DISABLED
     gmpy_freelist pointers; // what died on this thread, for its next (reuse.h)
     gmpy_freelist handles;
@@ -161,7 +164,10 @@ settings_traverse(PyObject *op, visitproc visit, void *arg)
     if (result == 0) {
         result = stack_traverse(&self->devices, visit, arg);
     }
-    return result ? result : stack_traverse(&self->allocators, visit, arg);
+    if (result == 0) {
+        result = stack_traverse(&self->allocators, visit, arg);
+    }
+    return result ? result : stack_traverse(&self->clients, visit, arg);
 }
 
 /* Notes whether the thread has hooks: for itself, and for all who would look. */
@@ -186,6 +192,7 @@ settings_clear(PyObject *op)
 
     if (gmpy_this_thread.settings == op) {
         gmpy_this_thread.allocator = NULL;
+        gmpy_this_thread.client = GM_CLIENT_PROGRAM;
     }
     note_hooks(self, false);
     Py_CLEAR(self->allocator);
@@ -199,6 +206,7 @@ settings_clear(PyObject *op)
     stack_clear(&self->streams);
     stack_clear(&self->devices);
     stack_clear(&self->allocators);
+    stack_clear(&self->clients);
     return 0;
 }
 
@@ -510,6 +518,45 @@ gmpy_pop_allocator(PyObject *entered)
         gmpy_this_thread.allocator = left.allocator;
     }
     Py_XDECREF(old); // may run Python code, so after the change is complete
+    Py_DECREF(left.entered);
+    return 0;
+}
+
+/* ---- the client ---- */
+
+int
+gmpy_push_client(gmpy_state *st, uint16_t client, PyObject *entered)
+{
+    thread_settings *settings = get_settings(st);
+
+    if (!settings || stack_reserve(&settings->clients) < 0) {
+        return -1;
+    }
+    settings->clients.items[settings->clients.count++] = (scope){
+        .entered = Py_NewRef(entered),
+        .client = gmpy_this_thread.client,
+    };
+    gmpy_this_thread.client = client;
+    return 0;
+}
+
+int
+gmpy_pop_client(PyObject *entered)
+{
+    thread_settings *settings = find_settings();
+    scope_stack *stack = settings ? &settings->clients : NULL;
+    scope left;
+    Py_ssize_t i;
+
+    if (stack_take(stack, entered, &left, &i) < 0) {
+        return -1;
+    }
+    if (i < stack->count) {
+        stack->items[i].client = left.client;
+    }
+    else {
+        gmpy_this_thread.client = left.client;
+    }
     Py_DECREF(left.entered);
     return 0;
 }
