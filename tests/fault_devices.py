@@ -32,4 +32,3 @@ ON_TWO_DEVICES = {
         "p = gpumem.malloc(UNIT)\nwith gpumem.Device(1): q = gpumem.malloc(UNIT)",
     ),
 }
-ENTRIES |= EXCHANGE

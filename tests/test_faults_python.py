@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_devices import ON_TWO_DEVICES
+from fault_devices import ON_TWO_DEVICES, STAYS
 from fault_exchange import EXCHANGE
 
 HERE = Path(__file__).resolve().parent
@@ -590,6 +590,7 @@ functions_kept = (
 )
 functions = [ctypes.cast(f, ctypes.c_void_p).value for f in functions_kept]
 """
+ENTRIES |= EXCHANGE
 
 
 def program(work, ready):
