@@ -38,7 +38,7 @@ Progress = Callable[[str, int, int], None]
 
 # What the timed loop iterates over: for each stretch of events on one stream, the
 # method that makes it current, and (id, size) of each event, size None for a free.
-_Run = tuple[Callable[[], Any], list[tuple[int, int | None]]]
+Run = tuple[Callable[[], Any], list[tuple[int, int | None]]]
 
 _EVENTS_PER_STEP = 2_000
 
@@ -82,12 +82,14 @@ class Report:
 
     warm_passes: tuple[float, ...] = ()
     failure: str = ""  # why it did not complete
+    smallest: Any = None  # what _smallest.py found, where that was asked for
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         names = [field.name for field in fields(self)]
         names = names[: names.index("completed") + 1]
-        return {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in names}
+        return found if self.smallest is None else found | self.smallest.to_json()
 
 
 def replay(
@@ -113,16 +115,16 @@ def replay(
     )
     live: list[Any] = []
     times: list[float] = []
-    with _installed(pool):
-        runs = _decode(trace)
+    with installed(pool):
+        runs = decode(trace)
         for number in range(passes):
             if progress is not None:
                 progress("timing", number, passes)
             live[:] = [_NOT_YET] * trace.allocations
             try:
-                times.append(_timed_pass(runs, gpumem.alloc, live) / trace.events)
+                times.append(timed_pass(runs, gpumem.alloc, live) / trace.events)
             except (gpumem.OutOfMemoryError, gpumem.CUDARuntimeError) as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 report.failure = _explain(error, trace, pool, live)
             if number == 0 and pool is not None:
@@ -133,7 +135,7 @@ def replay(
     if progress is not None:
         progress("timing", passes, passes)
     if pool is not None:
-        _check_given_back(pool)
+        check_given_back(pool)
     if report.failure:
         return report
     report.completed = True
@@ -148,6 +150,24 @@ def replay(
     return report
 
 
+def peak_of_one_pass(
+    trace: Trace, runs: list[Run], pool: gpumem.MemoryPool
+) -> int | None:
+    """What `pool` held at most in one pass over the trace that `runs` were decoded
+    from; None where memory ran out. The pool is empty before and after."""
+    live: list[Any] = [_NOT_YET] * trace.allocations
+    completed = True
+    with installed(pool):
+        try:
+            timed_pass(runs, gpumem.alloc, live)
+        except gpumem.OutOfMemoryError:
+            completed = False
+        live.clear()
+    held = pool.stats()["peak_total_bytes"]
+    check_given_back(pool)
+    return held if completed else None
+
+
 def verify(
     trace: Trace,
     pool: gpumem.MemoryPool | None,
@@ -155,10 +175,10 @@ def verify(
     progress: Progress | None = None,
 ) -> None:
     """Replays `trace` once and looks at every block; ReplayError if one is wrong."""
-    with _installed(pool):
-        _walk(trace, _Checker(), "verifying", progress)
+    with installed(pool):
+        walk(trace, _Checker(), "verifying", progress)
     if pool is not None:
-        _check_given_back(pool)
+        check_given_back(pool)
 
 
 def placements(
@@ -174,14 +194,14 @@ def placements(
     no bytes are nowhere and left out.
     """
     recorder = _Recorder()
-    with _installed(pool):
-        _walk(trace, recorder, "placing", progress)
-    _check_given_back(pool)
+    with installed(pool):
+        walk(trace, recorder, "placing", progress)
+    check_given_back(pool)
     return recorder.rows
 
 
 @contextmanager
-def _installed(pool: gpumem.MemoryPool | None) -> Iterator[None]:
+def installed(pool: gpumem.MemoryPool | None) -> Iterator[None]:
     """Allocates from `pool`, or straight from the device; undone on the way out."""
     allocator = gpumem.get_allocator()
     stream = gpumem.get_current_stream()
@@ -193,7 +213,7 @@ def _installed(pool: gpumem.MemoryPool | None) -> Iterator[None]:
         stream.use()
 
 
-def _streams(trace: Trace) -> dict[int, gpumem.Stream]:
+def make_streams(trace: Trace) -> dict[int, gpumem.Stream]:
     """A stream for each number in `trace`."""
     return {
         number: gpumem.Stream(non_blocking=True) if number else gpumem.Stream.null
@@ -201,7 +221,7 @@ def _streams(trace: Trace) -> dict[int, gpumem.Stream]:
     }
 
 
-def _decode(trace: Trace) -> list[_Run]:
+def decode(trace: Trace) -> list[Run]:
     """`trace` as the timed loop wants it, cut where the stream changes."""
     # Equal sizes share one object: a program that asks for the same size again mostly
     # has it at hand, and a fresh int for each event would measure cache misses.
@@ -215,14 +235,14 @@ def _decode(trace: Trace) -> list[_Run]:
     pairs = list(zip(trace.ids, sizes, strict=True))
     numbers = trace.streams
     cuts = [i for i in range(1, trace.events) if numbers[i] != numbers[i - 1]]
-    streams = _streams(trace)
+    streams = make_streams(trace)
     return [
         (streams[numbers[start]].use, pairs[start:stop])
         for start, stop in pairwise([0, *cuts, trace.events])
     ]
 
 
-def _timed_pass(runs: list[_Run], alloc: Allocator, live: list[Any]) -> int:
+def timed_pass(runs: list[Run], alloc: Allocator, live: list[Any]) -> int:
     """Nanoseconds for all of `runs`. Every name in the loop is a local variable, and
     overwriting a pointer with None is what frees its block."""
     start = perf_counter_ns()
@@ -259,7 +279,7 @@ def _check_peak(trace: Trace, pool: gpumem.MemoryPool) -> None:
         )
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """A pool has its own exception for it; from no pool comes the device's error."""
     if isinstance(error, gpumem.CUDARuntimeError):
         return bool(error.status == _CUDA_ERROR_MEMORY_ALLOCATION)
@@ -286,10 +306,12 @@ def _explain(
     return f"{text} ({error})"
 
 
-def _check_given_back(pool: gpumem.MemoryPool) -> None:
+def check_given_back(pool: gpumem.MemoryPool) -> None:
     """No pointer is left: nothing is used, and nothing stays once told to let go."""
     if used := pool.used_bytes():
         raise ReplayError(f"{used} bytes are still used after every block was dropped")
+    # A block that one stream borrowed of another waits for it, however little that did.
+    gpumem.Device(gpumem.get_device_id()).synchronize()
     pool.free_all_blocks()
     if total := pool.total_bytes():
         raise ReplayError(f"{total} bytes are still held after free_all_blocks")
@@ -303,11 +325,17 @@ class _Visitor(Protocol):
     def freeing(self, number: int, size: int, pointer: Any) -> None: ...
 
 
-def _walk(
-    trace: Trace, visitor: _Visitor, label: str, progress: Progress | None
+def walk(
+    trace: Trace,
+    visitor: _Visitor,
+    label: str,
+    progress: Progress | None,
+    *,
+    drop: bool = True,
 ) -> None:
-    """Replays `trace` once, showing every block to `visitor`."""
-    streams = _streams(trace)
+    """Replays `trace` once, showing every block to `visitor`; with `drop` also those
+    that are never freed, when they are dropped at its end."""
+    streams = make_streams(trace)
     live: list[Any] = [None] * trace.allocations
     sizes = [0] * trace.allocations
     current = None
@@ -326,7 +354,7 @@ def _walk(
         if progress is not None and event % _EVENTS_PER_STEP == 0:
             progress(label, event, trace.events)
     for number, pointer in enumerate(live):
-        if pointer is not None:
+        if drop and pointer is not None:
             visitor.freeing(number, sizes[number], pointer)
     if progress is not None:
         progress(label, trace.events, trace.events)
