@@ -49,6 +49,9 @@ _ENVIRONMENT = {
         "device's memory"
     ),
     "CUPY_GPU_MEMORY_LIMIT": "the same, where GPUMEM_MEMORY_LIMIT is not set",
+    "GPUMEM_EXPANDABLE_SEGMENTS": (
+        "1: pools that were made without saying map memory page by page"
+    ),
 }
 
 

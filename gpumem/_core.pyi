@@ -442,6 +442,8 @@ class MemoryPool(_BasePool):
         max_split_size: SupportsIndex = 0,
         max_non_split_rounding: SupportsIndex = 20971520,
         large_segment_size: SupportsIndex = 0,
+        expandable_segments: bool | None = None,
+        shareable: bool = False,
     ) -> None: ...
     def malloc(
         self, size: SupportsIndex, *, device: SupportsIndex | None = None
@@ -457,6 +459,8 @@ class SingleDeviceMemoryPool(_BasePool):
         max_split_size: SupportsIndex = 0,
         max_non_split_rounding: SupportsIndex = 20971520,
         large_segment_size: SupportsIndex = 0,
+        expandable_segments: bool | None = None,
+        shareable: bool = False,
     ) -> None: ...
     def malloc(
         self, size: SupportsIndex, *, device: SupportsIndex | None = None

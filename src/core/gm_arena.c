@@ -132,6 +132,7 @@ void
 gm_arena_take_over(gm_arena_table *table, gm_segment *segment, gm_arena *into)
 {
     gm_arena *from = segment->arena;
+    size_t size = segment->space ? 0 : segment->size;
 
     for (gm_block *block = segment->first; block; block = block->next) {
         if (block->state == GM_BLOCK_FREE) {
@@ -140,8 +141,8 @@ gm_arena_take_over(gm_arena_table *table, gm_segment *segment, gm_arena *into)
         }
     }
     segment->arena = into;
-    from->bytes -= segment->size;
-    into->bytes += segment->size;
+    from->bytes -= size;
+    into->bytes += size;
     into->pins++;
     gm_arena_unpin(table, from);
 }

@@ -33,6 +33,15 @@ gm_stream_key_of(gm_stream stream, uint64_t id)
     return stream <= GM_STREAM_LEGACY ? GM_STREAM_KEY_DEFAULT : id + 1;
 }
 
+/* A stream that uses memory. */
+typedef struct gm_stream_use {
+    gm_stream stream;  // handle
+    gm_stream_key key; // which stream that is, also when the handle is used again
+    int device;        // whose stream it is
+    uint64_t life;     // of the device, when it was made; 0: not known (gm_lost.h)
+    bool announced;    // its end is announced by gm_pools_end_stream, or it has none
+} gm_stream_use;
+
 struct gm_arena {
 #if GM_SHARDS
     /* What threads on different streams write to shares no cache line. */
@@ -41,8 +50,12 @@ struct gm_arena {
     gm_index index;
     gm_stream_key key;
     size_t pins;     // segments that belong here or are being taken for it, and notes
-    size_t bytes;    // of the segments that belong here
+    size_t bytes;    // of the plain segments that belong here
     gm_arena *chain; // next in the table's bucket
+
+    // Where pages are mapped (gm_page.h).
+    gm_stream_use by; // the stream, as its last request that missed named it
+    bool known;       // it did, and the stream has not ended
 };
 
 typedef struct gm_arena_table {

@@ -57,6 +57,27 @@ gm_block_store_grow(gm_block_store *store)
     return true;
 }
 
+bool
+gm_block_store_reserve(gm_block_store *store, size_t count)
+{
+    const gm_block *block = store->spare;
+    size_t found = 0;
+
+    while (block && found < count) {
+        block = block->u.spare;
+        found++;
+    }
+    while (found < count) {
+        size_t before = store->nodes;
+
+        if (!gm_block_store_grow(store)) {
+            return false;
+        }
+        found += store->nodes - before;
+    }
+    return true;
+}
+
 void
 gm_block_store_fini(gm_block_store *store)
 {

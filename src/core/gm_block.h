@@ -25,7 +25,8 @@ typedef enum gm_block_state {
     GM_BLOCK_NOTED,    // the same, and more is to be remembered: see gm_note.h
     GM_BLOCK_PENDING,  // given back, but another stream may still use it
     GM_BLOCK_CAPTURED, // free for one recorded graph alone: in its part's index
-    GM_BLOCK_MOVING,   // its pages are being remapped
+    GM_BLOCK_MOVING,   // its pages come or go just now: see gm_page.h
+    GM_BLOCK_HOLE,     // addresses with nothing behind them that could be used
     GM_BLOCK_VOID,     // no bytes: given back by address, its handle has not ended yet
 } gm_block_state;
 
@@ -33,6 +34,7 @@ typedef struct gm_arena gm_arena;
 typedef struct gm_block gm_block;
 typedef struct gm_segment gm_segment;
 typedef struct gm_note gm_note;
+typedef struct gm_space gm_space;
 #if GM_SHARDS
 typedef struct gm_shard gm_shard;
 #endif
@@ -65,7 +67,12 @@ struct gm_block {
             gm_note *note;
             gm_block *deferred; // NOTED: as in `live`
         } noted;
-        gm_block *spare; // SPARE: next in the slab's list
+        struct { // HOLE: the list of its space
+            gm_block *prev;
+            gm_block *next;
+        } hole;
+        struct gm_move *move; // MOVING to a window: the page that comes; NULL: none
+        gm_block *spare;      // SPARE: next in the slab's list
     } u;
 };
 
@@ -92,16 +99,13 @@ gm_block_retire(gm_block *block)
 #endif
 }
 
-/* What upstream gives: a range, what keeps it alive, and the physical memory behind it
- * where that was mapped page by page. */
+/* What upstream gives: a range, and what keeps it alive. */
 typedef struct gm_piece {
     uintptr_t base;
-    size_t size;        // bytes usable from base
-    int device;         // whose reset ends it; -1: nobody's
-    bool pooled;        // a block of another pool, which counts it too
-    void *owner;        // opaque to the core; upstream knows what it is
-    gm_handle *handles; // NULL for one plain allocation
-    size_t handle_count;
+    size_t size; // bytes usable from base
+    int device;  // whose reset ends it; -1: nobody's
+    bool pooled; // a block of another pool, which counts it too
+    void *owner; // opaque to the core; upstream knows what it is
 } gm_piece;
 
 struct gm_segment {
@@ -109,6 +113,7 @@ struct gm_segment {
     uint64_t life;    // of the device, when it was taken; 0: not known (gm_lost.h)
     uint64_t serial;  // counts the pool's segments from 0; placement ties go by it
     size_t size;      // bytes the blocks tile; at most piece.size
+    gm_space *space;  // what is mapped where; NULL: all of it is one plain allocation
     gm_arena *arena;  // where its blocks return
     gm_block *first;  // block at the lowest address
     gm_segment *prev; // the pool's list, oldest first
@@ -126,7 +131,10 @@ typedef struct gm_block_store {
 /* More nodes; false when there is no host memory. */
 GM_COLD GM_MUST_CHECK bool gm_block_store_grow(gm_block_store *store);
 
-/* Makes sure that the next gm_block_take succeeds. */
+/* Makes sure that the next `count` gm_block_take succeed. */
+GM_COLD GM_MUST_CHECK bool gm_block_store_reserve(gm_block_store *store, size_t count);
+
+/* The same for one. */
 GM_MUST_CHECK static inline bool
 gm_block_store_prepare(gm_block_store *store)
 {
@@ -191,11 +199,12 @@ gm_block_absorb_next(gm_block *block)
     }
 }
 
-/* True when the whole segment is one free block. */
+/* True when the whole segment is one free block of a plain allocation. */
 static inline bool
 gm_segment_is_idle(const gm_segment *segment)
 {
-    return segment->first->state == GM_BLOCK_FREE && !segment->first->next;
+    return !segment->space && segment->first->state == GM_BLOCK_FREE &&
+           !segment->first->next;
 }
 
 #endif

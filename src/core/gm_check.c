@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * The pool's invariants, walked from scratch: segments, blocks, nodes, arenas,
- * counters; those of what waits are in gm_check_waits.c. Any build can call it; tests
- * do after each step. Linear in blocks, and in free blocks times the depth of the
- * index.
+ * counters; those of pages are in gm_check_pages.c, of what waits in gm_check_waits.c.
+ * Any build can call it; tests do after each step. Linear in blocks, and in free blocks
+ * times the depth of the index.
  */
 #include "gm_shard_private.h"
 
@@ -78,8 +78,10 @@ check_state(tally *t, const gm_block *block)
     case GM_BLOCK_FREE:
         t->free_blocks++;
         break;
+    case GM_BLOCK_MOVING: // gm_check_pages.c
+    case GM_BLOCK_HOLE:
+        break;
     case GM_BLOCK_SPARE:
-    case GM_BLOCK_MOVING:
     case GM_BLOCK_VOID:
         t->fault = "a block of a segment is in a state that has no bytes";
         break;
@@ -135,7 +137,7 @@ check_segment(tally *t, const gm_pool *pool, const gm_segment *segment)
         t->fault = "the list of segments is broken";
     }
     t->segments++;
-    t->total += segment->size;
+    t->total += gm_segment_bytes(segment);
 }
 
 static void
@@ -198,12 +200,13 @@ check_arena(tally *t, const gm_pool *pool, const gm_arena *arena)
 
     for (const gm_segment *s = pool->first; s; s = s->next) {
         pins += s->arena == arena;
-        bytes += s->arena == arena ? s->size : 0;
+        bytes += s->arena == arena && !s->space ? s->size : 0;
     }
     if (arena->bytes != bytes) {
         t->fault = "an arena counts other bytes than those of its segments";
     }
-    if (pool->reserving ? arena->pins < pins : arena->pins != pins) {
+    if (pool->reserving || pool->paging.in_flight ? arena->pins < pins
+                                                  : arena->pins != pins) {
         t->fault = "an arena is pinned by more or by less than what is in it";
     }
 #if GM_SHARDS
@@ -247,7 +250,8 @@ check_nodes(tally *t, const gm_pool *pool)
     if (!t->fault) {
         check_store(t, &pool->store, made, &nodes);
     }
-    if (!t->fault && (pool->reserving ? nodes > made : nodes != made)) {
+    if (!t->fault &&
+        (pool->reserving || pool->paging.in_flight ? nodes > made : nodes != made)) {
         t->fault = "a node is neither spare nor in use";
     }
 }
@@ -273,7 +277,8 @@ check_counters(const gm_pool *pool, const tally *t)
         s->live_blocks != t->live) {
         return "the counters of live blocks are wrong";
     }
-    if (s->total_bytes != t->total || s->segments != t->segments) {
+    if (s->total_bytes + pool->paging.withheld != t->total ||
+        s->segments != t->segments) {
         return "the counters of segments are wrong";
     }
     if (gm_pool_cached_blocks_locked(pool) != t->free_blocks) {
@@ -294,7 +299,7 @@ check_counters(const gm_pool *pool, const tally *t)
         return "more is on its way ahead of requests than in all";
     }
     if (s->upstream_allocated_bytes - s->upstream_freed_bytes - s->lost_bytes !=
-        s->total_bytes + pool->releasing) {
+        s->total_bytes + pool->releasing + pool->paging.withheld) {
         return "what came from upstream is neither held, on its way back nor lost";
     }
     return NULL;
@@ -333,6 +338,9 @@ gm_pool_check(gm_pool *pool)
     }
     if (!t.fault) {
         t.fault = check_counters(pool, &t);
+    }
+    if (!t.fault) {
+        t.fault = gm_check_pages_locked(pool);
     }
     if (!t.fault) {
         t.fault = gm_check_waits_locked(pool);

@@ -26,6 +26,7 @@ copy_stats_locked(const gm_pool *pool, gm_stats *out)
 {
     *out = pool->stats;
     out->arenas = pool->arenas.count;
+    out->total_bytes += pool->paging.withheld;
     out->free_bytes = gm_pool_cached_locked(pool);
     out->free_blocks = gm_pool_cached_blocks_locked(pool);
     if (out->free_bytes > out->peak_free_bytes) {
@@ -44,6 +45,7 @@ gm_pool_read_stats(gm_pool *pool, gm_stats *out)
         return GM_ERR_FORKED;
     }
     (void)gm_pool_settle(pool); // how much it was is in the counters
+    (void)gm_pages_settle(pool, false);
     gm_pool_lock(pool);
     copy_stats_locked(pool, out);
     gm_pool_unlock(pool);
@@ -72,11 +74,11 @@ gm_pool_reset_peaks(gm_pool *pool)
 
 /* ---- the survey ---- */
 
-/* Bytes in idle segments. */
+/* Bytes in idle segments, and in pages that could go. */
 static size_t
-idle_bytes_locked(const gm_pool *pool)
+idle_bytes_locked(gm_pool *pool)
 {
-    size_t bytes = 0;
+    size_t bytes = pool->paging.grain ? gm_window_largest_locked(pool, NULL, 0) : 0;
 
     for (const gm_segment *s = pool->first; s; s = s->next) {
         bytes += gm_segment_is_idle(s) ? s->size : 0;
@@ -104,7 +106,8 @@ largest_free_locked(const gm_pool *pool)
 static size_t
 allowed_locked(const gm_pool *pool, size_t idle)
 {
-    size_t held = pool->stats.total_bytes + pool->reserving + pool->releasing - idle;
+    size_t held = pool->stats.total_bytes + pool->paging.withheld + pool->reserving +
+                  pool->releasing - idle;
     size_t limit = pool->stats.limit_bytes ? pool->stats.limit_bytes : GM_SIZE_MAX;
 
     return limit > held ? limit - held : 0;
@@ -218,16 +221,56 @@ ask_upstream(gm_pool *pool, gm_room *room)
     }
     list_idle(&list, pool);
     status = up->room(up->context, pool->device, list.ranges, list.count, room);
+    if (pool->paging.on) { // pages need not lie in one piece
+        room->largest = room->free_bytes;
+        for (size_t i = 0; i < list.count; i++) {
+            room->largest += list.ranges[i].size;
+        }
+    }
     gm_host_free(list.ranges);
     return status == GM_OK;
 }
 
-/* The largest request that `largest_free` or, within `allowed`, upstream serves. */
+/* The largest request that pages serve of which `fresh` bytes could be made, in the
+ * spaces of `arena` or, where that is NULL, of any. */
 static size_t
-largest_available(size_t largest_free, size_t allowed, size_t upstream)
+largest_paged_locked(gm_pool *pool, const gm_arena *arena, size_t fresh)
 {
-    size_t fresh = (upstream < allowed ? upstream : allowed) / GM_UNIT * GM_UNIT;
+    size_t largest = gm_window_largest_locked(pool, arena, fresh);
 
+    for (const gm_segment *s = arena ? NULL : pool->first; s; s = s->next) {
+        size_t size = gm_window_largest_locked(pool, s->arena, fresh);
+
+        largest = size > largest ? size : largest;
+    }
+    return largest;
+}
+
+/* The largest request that `largest_free` or, within `allowed`, upstream serves; with
+ * pages, for the stream of `request` or, where that is NULL, for any. `idle` bytes of
+ * what is allowed are pages that the pool has. */
+static size_t
+largest_available(gm_pool *pool,
+                  const gm_request *request,
+                  size_t largest_free,
+                  size_t allowed,
+                  size_t idle,
+                  size_t upstream)
+{
+    size_t fresh;
+
+    if (pool->paging.grain) {
+        allowed -= idle < allowed ? idle : allowed;
+        fresh = upstream < allowed ? upstream : allowed;
+        gm_pool_lock(pool);
+        fresh = largest_paged_locked(
+            pool, request ? gm_arena_find(&pool->arenas, request->key) : NULL,
+            fresh - fresh % pool->paging.grain);
+        gm_pool_unlock(pool);
+    }
+    else {
+        fresh = (upstream < allowed ? upstream : allowed) / GM_UNIT * GM_UNIT;
+    }
     return fresh > largest_free ? fresh : largest_free;
 }
 
@@ -242,6 +285,7 @@ gm_pool_survey(gm_pool *pool, gm_stats *stats, gm_survey *survey)
         return GM_ERR_FORKED;
     }
     (void)gm_pool_settle(pool); // how much it was is in the counters
+    (void)gm_pages_settle(pool, false);
     gm_pool_lock(pool);
     copy_stats_locked(pool, stats);
     survey->idle_bytes = idle_bytes_locked(pool);
@@ -254,7 +298,8 @@ gm_pool_survey(gm_pool *pool, gm_stats *stats, gm_survey *survey)
         (void)ask_upstream(pool, &room); // it has nothing where it does not say
     }
     survey->largest_available_block =
-        largest_available(survey->largest_free_block, allowed, room.largest);
+        largest_available(pool, NULL, survey->largest_free_block, allowed,
+                          survey->idle_bytes, room.largest);
     return GM_OK;
 }
 
@@ -277,9 +322,13 @@ largest_own_locked(gm_pool *pool, gm_stream_key key)
     return largest;
 }
 
-/* The pool's own part of the explanation. Returns what the limit lets upstream give. */
+/* The pool's own part of the explanation. Returns what the limit lets upstream give
+ * once *idle bytes are back there. */
 static size_t
-explain_pool_locked(gm_pool *pool, const gm_request *request, gm_shortage *s)
+explain_pool_locked(gm_pool *pool,
+                    const gm_request *request,
+                    gm_shortage *s,
+                    size_t *idle)
 {
     gm_stats stats;
     size_t largest = largest_free_locked(pool);
@@ -293,7 +342,8 @@ explain_pool_locked(gm_pool *pool, const gm_request *request, gm_shortage *s)
     /* A block of another stream was refused, where it is large enough. */
     s->largest_free_block =
         largest < request->size ? largest : largest_own_locked(pool, request->key);
-    return allowed_locked(pool, idle_bytes_locked(pool));
+    *idle = idle_bytes_locked(pool);
+    return allowed_locked(pool, *idle);
 }
 
 static size_t
@@ -315,7 +365,7 @@ own_bytes_locked(const gm_pool *pool)
     size_t bytes = 0;
 
     for (const gm_segment *s = pool->first; s; s = s->next) {
-        bytes += s->piece.pooled ? 0 : s->size;
+        bytes += s->piece.pooled ? 0 : gm_segment_bytes(s);
     }
     return bytes;
 }
@@ -407,13 +457,14 @@ gm_pool_explain(gm_pool *pool,
     gm_shortage s = gm_shortage_of(request->size);
     gm_room room = {0};
     size_t allowed;
+    size_t idle;
     bool rounds = request->size <= GM_SIZE_MAX;
 
     s.device = pool->device;
     s.rounded_size = rounds ? gm_size_round(request->size) : GM_UNKNOWN;
     s.attempt = 0;
     gm_pool_lock(pool);
-    allowed = explain_pool_locked(pool, request, &s);
+    allowed = explain_pool_locked(pool, request, &s, &idle);
     gm_pool_unlock(pool);
     explain_siblings(pool, &s);
     if (ask_upstream(pool, &room)) {
@@ -423,7 +474,8 @@ gm_pool_explain(gm_pool *pool,
     s.largest_available_block =
         s.cause == GM_CAUSE_CAPTURE
             ? s.largest_free_block
-            : largest_available(s.largest_free_block, allowed, room.largest);
+            : largest_available(pool, request, s.largest_free_block, allowed, idle,
+                                room.largest);
     if (rounds) {
         s.missing_bytes = less(s.rounded_size, s.largest_available_block);
     }

@@ -125,7 +125,7 @@ release_idle(gm_pool *pool, const gm_stream_key *arena_key)
         chain = gm_pool_unlink_idle_locked(pool, arena);
     }
     gm_pool_unlock(pool);
-    return gm_pool_give_back(pool, chain);
+    return gm_pool_give_back(pool, chain) + gm_pages_release(pool, arena_key, 0);
 }
 
 size_t

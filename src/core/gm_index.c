@@ -27,11 +27,12 @@ gm_index_largest(const gm_index *index)
 }
 
 void
-gm_index_walk(const gm_index *index,
-              void (*visit)(void *context, const gm_block *block),
-              void *context)
+gm_index_walk_from(const gm_index *index,
+                   size_t size,
+                   void (*visit)(void *context, const gm_block *block),
+                   void *context)
 {
-    for (unsigned bin = 0; bin < GM_BIN_COUNT; bin++) {
+    for (unsigned bin = gm_size_bin(size); bin < GM_BIN_COUNT; bin++) {
         const gm_block *root = index->roots[bin];
         const gm_block *node = root ? gm_tree_best(index->roots[bin], 0) : NULL;
 
@@ -39,4 +40,12 @@ gm_index_walk(const gm_index *index,
             visit(context, node);
         }
     }
+}
+
+void
+gm_index_walk(const gm_index *index,
+              void (*visit)(void *context, const gm_block *block),
+              void *context)
+{
+    gm_index_walk_from(index, 0, visit, context);
 }

@@ -118,7 +118,14 @@ gm_block *gm_index_best(const gm_index *index, size_t size);
 /* The size of the largest block, 0 in an empty index. */
 size_t gm_index_largest(const gm_index *index);
 
-/* Calls `visit` for each block, best first within a bin. For checks and tests. */
+/* Calls `visit` for each block that is in the bin of `size` bytes or in a larger one,
+ * in order; it leaves the index as it is. */
+void gm_index_walk_from(const gm_index *index,
+                        size_t size,
+                        void (*visit)(void *context, const gm_block *block),
+                        void *context);
+
+/* The same for all blocks. For checks and tests. */
 void gm_index_walk(const gm_index *index,
                    void (*visit)(void *context, const gm_block *block),
                    void *context);

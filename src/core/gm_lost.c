@@ -106,6 +106,18 @@ forget_lanes_locked(gm_pool *pool, const loss *l)
     }
 }
 
+/* Memory by page outlives a device, but its last use is over with it. */
+static void
+forget_leaving_locked(gm_pool *pool, const loss *l)
+{
+    for (gm_page *page = pool->paging.leaving; page; page = page->behind) {
+        if (is_mark_lost(l, page->mark)) {
+            gm_mark_drop_locked(pool, page->mark);
+            page->mark = NULL;
+        }
+    }
+}
+
 /* Spare ones; the others have become spare by now. Their events are not destroyed. */
 static void
 forget_marks_locked(gm_pool *pool, const loss *l)
@@ -191,8 +203,9 @@ forget_block_locked(gm_pool *pool, gm_block *block)
         break;
     case GM_BLOCK_SPARE:
     case GM_BLOCK_MOVING:
+    case GM_BLOCK_HOLE:
     case GM_BLOCK_VOID:
-        GM_ASSERT(false); // in no segment
+        GM_ASSERT(false); // in no segment that can be lost
         break;
     }
 }
@@ -236,7 +249,7 @@ forget_memory_locked(gm_pool *pool, const loss *l)
             while (block) {
                 gm_block *above = block->next;
 
-                pool->lost_cuts += above ? 1 : 0;
+                pool->uncounted += above ? 1 : 0;
                 forget_block_locked(pool, block);
                 block = above;
             }
@@ -274,7 +287,7 @@ lock_settled(gm_pool *pool)
         while (note && !note->in_flight) {
             note = note->next;
         }
-        busy = note || pool->settling;
+        busy = note || pool->settling || pool->paging.in_flight;
         if (busy) {
             gm_pool_unlock(pool);
             sched_yield(); // neither waits for anybody
@@ -292,6 +305,7 @@ lose_in_pool(gm_pool *pool, void *context)
         return;
     }
     lock_settled(pool);
+    forget_leaving_locked(pool, l);
     forget_lanes_locked(pool, l);
     for (gm_note *note = pool->notes; note; note = note->next) {
         forget_uses_locked(pool, l, note);
@@ -365,7 +379,11 @@ gm_pool_notice_reset(gm_pool *pool)
         return;
     }
     gm_pool_lock(pool);
-    if (pool->last) {
+    if (pool->paging.on) {
+        device = pool->device;
+        life = pool->paging.life;
+    }
+    else if (pool->last) {
         device = pool->last->piece.device;
         life = pool->last->life;
     }

@@ -226,6 +226,9 @@ gm_pool_attempt(gm_pool *pool,
     if (status != GM_MISS) {
         return status;
     }
+    if (pool->paging.on) {
+        return gm_remap_attempt(pool, request, rescue, forbidden, out);
+    }
     status = pool_take(pool, request, &whole, forbidden ? 0 : gm_grow_room(pool),
                        forbidden, out);
     if (whole.bytes <= rounded ||

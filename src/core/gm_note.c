@@ -210,6 +210,25 @@ gm_stream_use_leave(const gm_backend *b, const gm_device_mark *back)
     gm_backend_device_pop(b, back);
 }
 
+bool
+gm_stream_use_is_there(const gm_backend *b, const gm_stream_use *by)
+{
+    uint64_t id = 0;
+    gm_status status;
+    gm_device_mark back;
+
+    if (by->announced) {
+        return true;
+    }
+    status = gm_stream_use_enter(b, by, &back);
+    if (status == GM_OK) {
+        status = gm_backend_stream_id(b, by->stream, &id);
+        gm_stream_use_leave(b, &back);
+    }
+    return status == GM_ERR_CAPTURING ||
+           (status == GM_OK && gm_stream_key_of(by->stream, id) == by->key);
+}
+
 /* GM_OK where the stream may be given an event that is to be asked about. */
 static gm_status
 check_not_recording(const gm_backend *b, gm_stream stream)
@@ -226,6 +245,22 @@ check_not_recording(const gm_backend *b, gm_stream stream)
         return status;
     }
     return state == GM_CAPTURE_NONE ? GM_OK : GM_ERR_CAPTURING;
+}
+
+bool
+gm_stream_use_is_idle(const gm_backend *b, const gm_stream_use *by)
+{
+    gm_device_mark back;
+    gm_status status = gm_stream_use_enter(b, by, &back);
+
+    if (status == GM_OK) {
+        status = check_not_recording(b, by->stream);
+        if (status == GM_OK) {
+            status = gm_backend_stream_query(b, by->stream);
+        }
+        gm_stream_use_leave(b, &back);
+    }
+    return status == GM_OK;
 }
 
 gm_status

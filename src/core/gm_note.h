@@ -24,15 +24,6 @@
 #include "gm_backend.h"
 #include "gm_pool.h"
 
-/* A stream that uses memory. */
-typedef struct gm_stream_use {
-    gm_stream stream;  // handle
-    gm_stream_key key; // which stream that is, also when the handle is used again
-    int device;        // whose stream it is
-    uint64_t life;     // of the device, when it was made; 0: not known (gm_lost.h)
-    bool announced;    // its end is announced by gm_pools_end_stream, or it has none
-} gm_stream_use;
-
 static inline bool
 gm_stream_use_is_same(const gm_stream_use *a, const gm_stream_use *b)
 {
@@ -140,5 +131,13 @@ void gm_marks_fini(gm_pool *pool);
 gm_status
 gm_stream_use_enter(const gm_backend *b, const gm_stream_use *by, gm_device_mark *back);
 void gm_stream_use_leave(const gm_backend *b, const gm_device_mark *back);
+
+/* Whether the handle of a use still means the stream it meant, as far as can be told:
+ * one that is being recorded does not say which it is. Calls the device. */
+bool gm_stream_use_is_there(const gm_backend *b, const gm_stream_use *by);
+
+/* Whether all that is queued on the stream is done. False where it is being recorded,
+ * which is not disturbed. Calls the device. */
+bool gm_stream_use_is_idle(const gm_backend *b, const gm_stream_use *by);
 
 #endif

@@ -113,27 +113,6 @@ gm_pool_take_back_noted_locked(gm_pool *pool, gm_block *block)
 
 /* ---- marking what was dropped ---- */
 
-/* Whether the handle of a use still means the stream it meant, as far as can be told:
- * one that is being recorded does not say which it is. */
-static bool
-is_still_there(const gm_backend *b, const gm_stream_use *by)
-{
-    uint64_t id = 0;
-    gm_status status;
-    gm_device_mark back;
-
-    if (by->announced) {
-        return true;
-    }
-    status = gm_stream_use_enter(b, by, &back);
-    if (status == GM_OK) {
-        status = gm_backend_stream_id(b, by->stream, &id);
-        gm_stream_use_leave(b, &back);
-    }
-    return status == GM_ERR_CAPTURING ||
-           (status == GM_OK && gm_stream_key_of(by->stream, id) == by->key);
-}
-
 /* Records a mark for `use`, or takes that of `recent` for the same stream; without the
  * lock. Where the stream is gone the mark it has must do. */
 static void
@@ -143,7 +122,7 @@ mark_use(gm_pool *pool, gm_use *use, const gm_use *recent)
         use->fresh = recent->fresh;
         use->fresh->refs++; // nobody else has seen it yet
     }
-    else if (!is_still_there(pool->upstream.backend, &use->by)) {
+    else if (!gm_stream_use_is_there(pool->upstream.backend, &use->by)) {
         use->gone = true;
     }
     else if (gm_mark_record(pool, &use->by, &use->fresh) != GM_OK) {
@@ -467,7 +446,7 @@ gm_pool_settle_all(gm_pool *pool)
     gm_pool_lock(pool);
     after = pool->stats.pending_bytes;
     gm_pool_unlock(pool);
-    return before > after ? before - after : 0;
+    return (before > after ? before - after : 0) + gm_pages_settle(pool, true);
 }
 
 /* ---- pools that wait for a device ---- */

@@ -132,7 +132,7 @@ static bool
 pool_may_end_locked(gm_pool *pool)
 {
     bool held = pool->stats.live_blocks || pool->voided;
-    bool waits = pool->parts || pool->notes || pool->lanes;
+    bool waits = pool->parts || pool->notes || pool->lanes || pool->paging.leaving;
     bool end = !held && !pool->first && !waits;
 
     if (!pool->ended && pool->lingering != (!held && !end)) {
@@ -163,6 +163,7 @@ pool_leave_closed(gm_pool *pool)
 
         gm_pool_unlock(pool);
         again = gm_pool_give_back(pool, chain) > 0;
+        again |= gm_pages_close(pool);
         if (waiting) {
             gm_pool_flush(pool);
             look = gm_pool_settle(pool) > 0;

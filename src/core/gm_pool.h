@@ -91,6 +91,11 @@ typedef struct gm_large_rules {
  * them. */
 void gm_pool_set_large_rules(gm_pool *pool, const gm_large_rules *rules);
 
+/* Has the pool map its memory page by page (gm_page.h), from the backend of upstream
+ * itself; growth, segment unit and rules for large requests are of no account then.
+ * Called before the first request. GM_ERR_UNSUPPORTED: the backend cannot. */
+GM_MUST_CHECK gm_status gm_pool_set_paging(gm_pool *pool);
+
 /* One word for whoever owns the pool; the core does not look at it. */
 void gm_pool_set_user(gm_pool *pool, void *user);
 void *gm_pool_user(const gm_pool *pool);

@@ -13,6 +13,7 @@
 
 #include "gm_capture.h"
 #include "gm_note.h"
+#include "gm_page.h"
 #include "gm_pool.h"
 #include "gm_process.h" // gm_pool_link
 #include "gm_shard.h"
@@ -41,7 +42,8 @@ struct gm_pool {
     size_t leading;   // those of them that nobody has requested
     size_t releasing; // bytes on their way back upstream
     size_t voided;    // handles whose block was given back by address or is lost
-    size_t lost_cuts; // cuts between blocks of segments that are lost
+    size_t uncounted; // by how much segments and cuts make more blocks than there are
+                      // that hold bytes; modulo 2^64
     bool closed;      // the owner let go
     bool ended;       // the reference of owner and blocks was dropped
     bool lingering;   // closed, and counted as waiting for a device
@@ -53,6 +55,7 @@ struct gm_pool {
     gm_use *lanes;    // first uses of the lanes
     gm_mark *marks;   // spare ones
     gm_part *parts;   // private memory of captures
+    gm_paging paging; // what is mapped by page
     unsigned flushes; // how often something dropped got its marks
     uint16_t next_part;
 
@@ -271,13 +274,14 @@ gm_pool_cached_locked(const gm_pool *pool)
 }
 
 /* Blocks that are cached. Each segment began as one and a cut makes one more, until the
- * two are joined or the segment is lost; whatever is none of the others is free. */
+ * two are joined; some are uncounted, because their segment is lost or they are where
+ * pages come and go. Whatever is none of the others is free. */
 static inline size_t
 gm_pool_cached_blocks_locked(const gm_pool *pool)
 {
     const gm_stats *stats = &pool->stats;
 
-    return stats->segments + stats->splits - stats->merges - pool->lost_cuts -
+    return stats->segments + stats->splits - stats->merges - pool->uncounted -
            stats->live_blocks - stats->pending_blocks - stats->captured_blocks;
 }
 
@@ -379,6 +383,11 @@ gm_segment *gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena);
 
 /* Gives the pieces of such a chain upstream, without the lock. Returns bytes. */
 size_t gm_pool_give_back(gm_pool *pool, gm_segment *chain);
+
+/* ---- gm_check_pages.c ---- */
+
+/* The same as below, of memory that is mapped by page. */
+const char *gm_check_pages_locked(const gm_pool *pool);
 
 /* ---- gm_check_waits.c ---- */
 

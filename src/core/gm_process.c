@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h> // memset
-#include <time.h>   // nanosleep
+#include <time.h>   // nanosleep, clock_gettime
 
 atomic_uint gm_process_special;
 
@@ -142,6 +142,15 @@ gm_host_set_fault(gm_host_fault fault, void *context)
 {
     host_fault = fault;
     host_fault_context = context;
+}
+
+uint64_t
+gm_process_now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now); // it is always there
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 void

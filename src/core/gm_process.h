@@ -110,6 +110,9 @@ void gm_host_free(void *ptr);
 typedef bool (*gm_host_fault)(void *context, size_t size);
 void gm_host_set_fault(gm_host_fault fault, void *context);
 
+/* Nanoseconds of a clock that only goes forward. Not for hot paths. */
+uint64_t gm_process_now_ns(void);
+
 /* The list of pools, oldest first. Each pool embeds one link. `number` is never reused
  * and grows along the list, so a walk that lets go of the list between two pools goes
  * on from the number it has seen. */

@@ -21,6 +21,7 @@
     X(used_bytes, "bytes of live blocks, rounded")                                     \
     X(free_bytes, "bytes cached for reuse")                                            \
     X(pending_bytes, "bytes given back that another stream may still use")             \
+    X(pending_release_bytes, "bytes of pages that go back when the device is done")    \
     X(captured_bytes, "bytes given back that only a recorded graph may use again")     \
     X(total_bytes, "bytes held from upstream")                                         \
     X(limit_bytes, "highest total allowed, 0 for none")                                \
@@ -40,6 +41,9 @@
     X(pending_blocks, "blocks given back that another stream may still use")           \
     X(captured_blocks, "blocks given back that only a recorded graph may use again")   \
     X(segments, "ranges held from upstream")                                           \
+    X(reserved_bytes, "bytes of addresses reserved to map pages in")                   \
+    X(pages, "pieces of memory that are mapped")                                       \
+    X(mappings, "places where they are mapped, those of earlier use included")         \
     X(arenas, "streams that hold memory")                                              \
     X(peak_live_blocks, "highest live_blocks since the peaks were reset")              \
     X(peak_segments, "highest segments since then")                                    \
@@ -51,6 +55,9 @@
     X(merges, "neighbours joined")                                                     \
     X(upstream_allocations, "times upstream gave memory")                              \
     X(upstream_frees, "times memory went back upstream")                               \
+    X(remapped_pages, "pages that moved by being mapped somewhere else as well")       \
+    X(returned_pages, "pages that moved to where they were still mapped")              \
+    X(driver_ns, "nanoseconds spent in the calls that map pages")                      \
     X(lost_segments, "ranges that went with a reset of their device")                  \
     X(lost_bytes, "bytes of these")                                                    \
     X(retries, "attempts repeated, with something reclaimed or for less")              \

@@ -93,6 +93,9 @@ end_arena_locked(
 {
     gm_arena *arena = find_arena_locked(pool, by);
 
+    if (arena) {
+        arena->known = false;
+    }
     if (!arena || !note || !use) {
         gm_host_free(note);
         gm_host_free(use);

@@ -18,7 +18,8 @@
 PyDoc_STRVAR(
     device_pool_doc,
     "SingleDeviceMemoryPool(allocator=None, *, growth=False, max_split_size=0,\n"
-    "                       max_non_split_rounding=20971520, large_segment_size=0)\n"
+    "                       max_non_split_rounding=20971520, large_segment_size=0,\n"
+    "                       expandable_segments=None, shareable=False)\n"
     "--\n"
     "\n"
     "A memory pool on the device that is current when it is made.\n"
@@ -33,12 +34,18 @@ PyDoc_STRVAR(
     "        MemoryPool: False, True, or at least so many bytes.\n"
     "    max_split_size, max_non_split_rounding, large_segment_size (int): bytes;\n"
     "        how large requests are treated, as in MemoryPool.\n"
+    "    expandable_segments (bool): whether memory is mapped page by page, as in\n"
+    "        MemoryPool. What GPUMEM_EXPANDABLE_SEGMENTS says if None.\n"
+    "    shareable (bool): reserved; False.\n"
     "\n"
     "Raises:\n"
     "    TypeError: allocator is not callable, or another not an integer.\n"
     "    OverflowError: one is negative or above 2**64-1.\n"
     "    ValueError: large_segment_size is no multiple of 512, or growth is given\n"
-    "        with it or with max_split_size.");
+    "        with it or with max_split_size, or one of the three, or an allocator,\n"
+    "        with expandable_segments.\n"
+    "    RuntimeError: the device cannot map memory by page.\n"
+    "    NotImplementedError: shareable is true.");
 
 /* 1 where a `device` argument names the device that the pool is on, else -1. */
 static int
@@ -114,7 +121,10 @@ gmpy_device_pool_open(gmpy_device_pool *self, int device, const gmpy_pool_setup 
         gmpy_pool_new(self->any.st, module, device, setup->callable, &pool) < 0) {
         return -1;
     }
-    gmpy_pool_setup_apply(setup, pool);
+    if (gmpy_pool_setup_apply(self->any.st, setup, pool) < 0) {
+        gm_pool_close(pool);
+        return -1;
+    }
     (void)gm_pool_set_limit(pool, limit); // not forked: it was just made
     Py_BEGIN_CRITICAL_SECTION(self);
     first = self->device == GMPY_DEVICE_UNSET;

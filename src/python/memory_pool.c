@@ -29,7 +29,8 @@ typedef struct memory_pool {
 PyDoc_STRVAR(
     memory_pool_doc,
     "MemoryPool(allocator=None, *, growth=False, max_split_size=0,\n"
-    "           max_non_split_rounding=20971520, large_segment_size=0)\n"
+    "           max_non_split_rounding=20971520, large_segment_size=0,\n"
+    "           expandable_segments=None, shareable=False)\n"
     "--\n"
     "\n"
     "A memory pool for all devices.\n"
@@ -56,6 +57,12 @@ PyDoc_STRVAR(
     "    large_segment_size (int): bytes, a multiple of 512; what is taken from\n"
     "        the device for a request above 1 MiB is a whole multiple of it. 0\n"
     "        takes what the request needs.\n"
+    "    expandable_segments (bool): True maps memory page by page into a range of\n"
+    "        addresses for each stream, so that pages that are free serve requests\n"
+    "        of any size wherever they lie, and go back to the device without it\n"
+    "        being waited for. False does not; None does what the environment\n"
+    "        variable GPUMEM_EXPANDABLE_SEGMENTS says when a device is first used.\n"
+    "    shareable (bool): reserved; False.\n"
     "\n"
     "With growth, what is taken is larger than the request by an eighth of what\n"
     "its stream holds, or by those bytes where that is more. Bound: no more is\n"
@@ -72,7 +79,9 @@ PyDoc_STRVAR(
     "    TypeError: allocator is not callable, or another not an integer.\n"
     "    OverflowError: one is negative or above 2**64-1.\n"
     "    ValueError: large_segment_size is no multiple of 512, or growth is given\n"
-    "        with it or with max_split_size.");
+    "        with it or with max_split_size, or one of the three, or an allocator,\n"
+    "        with expandable_segments.\n"
+    "    NotImplementedError: shareable is true.");
 
 /* ---- the pool of a device ---- */
 

@@ -178,7 +178,7 @@ typedef struct gmpy_signature {
     int count;
     int required;
     int positional;
-    const char *names[6];
+    const char *names[7];
 } gmpy_signature;
 
 /* Spreads a vectorcall's arguments over `out` (signature->count slots, NULL where not

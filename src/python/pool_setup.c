@@ -74,13 +74,14 @@ gmpy_pool_setup_from(gmpy_state *st,
                      gmpy_pool_setup *out)
 {
     const gmpy_signature signature = {type,
-                                      5,
+                                      7,
                                       0,
                                       1,
                                       {"allocator", "growth", "max_split_size",
-                                       "max_non_split_rounding", "large_segment_size"}};
+                                       "max_non_split_rounding", "large_segment_size",
+                                       "expandable_segments", "shareable"}};
     gm_large_rules *large = &out->large;
-    PyObject *given[5];
+    PyObject *given[7];
 
     if (gmpy_unpack_init(&signature, args, kwargs, given) < 0 ||
         as_base_allocator(st, given[0], &out->callable) < 0 ||
@@ -91,11 +92,11 @@ gmpy_pool_setup_from(gmpy_state *st,
         as_bytes(given[4], "large_segment_size", 0, &large->large_segment_size) < 0) {
         return -1;
     }
-    return check_setup(out);
+    return check_setup(out) < 0 ? -1 : gmpy_as_paging(given[5], given[6], out);
 }
 
-void
-gmpy_pool_setup_apply(const gmpy_pool_setup *setup, gm_pool *pool)
+int
+gmpy_pool_setup_apply(gmpy_state *st, const gmpy_pool_setup *setup, gm_pool *pool)
 {
     if (setup->growth) {
         gm_pool_set_growth(pool, setup->growth);
@@ -103,4 +104,5 @@ gmpy_pool_setup_apply(const gmpy_pool_setup *setup, gm_pool *pool)
     else {
         gm_pool_set_large_rules(pool, &setup->large);
     }
+    return gmpy_paging_apply(st, pool, setup);
 }

@@ -93,12 +93,21 @@ int gmpy_limit_init(PyObject *module, gmpy_state *st);
 
 /* ---- pool_setup.c ---- */
 
+/* Whether a pool maps memory by page, as its maker said. */
+typedef enum gmpy_paging {
+    GMPY_PAGING_UNSAID, // the environment says
+    GMPY_PAGING_OFF,
+    GMPY_PAGING_ON,
+} gmpy_paging;
+
 /* What a native pool is made with: the callable that it takes memory from, NULL for the
- * plain kind; its growth, for gm_pool_set_growth; its rules for large requests. */
+ * plain kind; its growth, for gm_pool_set_growth; its rules for large requests; whether
+ * it maps by page. */
 typedef struct gmpy_pool_setup {
     PyObject *callable;
     size_t growth;
     gm_large_rules large;
+    gmpy_paging paging;
 } gmpy_pool_setup;
 
 /* What the arguments of a constructor of `type` say; the callable is borrowed. 0, or -1
@@ -109,8 +118,18 @@ int gmpy_pool_setup_from(gmpy_state *st,
                          PyObject *kwargs,
                          gmpy_pool_setup *out);
 
-/* Sets up a pool that was just made. */
-void gmpy_pool_setup_apply(const gmpy_pool_setup *setup, gm_pool *pool);
+/* Sets up a pool that was just made. 0, or -1 with an exception. */
+int gmpy_pool_setup_apply(gmpy_state *st, const gmpy_pool_setup *setup, gm_pool *pool);
+
+/* ---- paging.c ---- */
+
+/* What the arguments `expandable_segments` and `shareable` mean for a pool with all
+ * else set up. 0, or -1 with an exception. */
+int gmpy_as_paging(PyObject *arg, PyObject *shareable, gmpy_pool_setup *setup);
+
+/* Has a new pool map by page if its setup, or failing that the environment, says so. 0,
+ * or -1 with an exception. */
+int gmpy_paging_apply(gmpy_state *st, gm_pool *pool, const gmpy_pool_setup *setup);
 
 /* ---- device_pool.c, memory_pool.c ---- */
 

@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Giving pages back to the device, without waiting for it.
+ *
+ * Unmapping acts in host time: the driver does not look whether the device still uses
+ * an address, as it does where plain memory is freed. So a page that is to go is taken
+ * out of free memory first, an event is recorded on its stream then, and when that has
+ * happened all its places are unmapped and the page is released. What the page was used
+ * for at earlier homes is before that event, since each move was in the order of
+ * streams. Until then its bytes are held and on their way out.
+ *
+ * Who looks: a request that misses, statistics, whoever gives memory back; and who runs
+ * out of memory waits.
+ *
+ * An emptied space goes too. Cost: some 40 us of calls a page. Threading: any thread,
+ * no lock held; pages that one thread has in its hands no other one sees.
+ */
+#include "gm_pending.h"
+#include "gm_pool_private.h"
+
+/* ---- taking pages out ---- */
+
+/* The page leaves free memory. */
+static void
+leave_locked(gm_pool *pool, gm_page *page)
+{
+    gm_block *block = gm_space_find(page->block, page->home->addr);
+
+    block = gm_space_take_locked(pool, block, page->home->addr, page->size);
+    block->u.move = NULL;
+    page->block = block;
+    page->taken = true;
+    pool->stats.total_bytes -= page->size;
+    pool->paging.withheld += page->size;
+    pool->stats.pending_release_bytes += page->size;
+}
+
+/* Takes pages of the look, chained by `behind`, as long as the pool then holds no less
+ * than `floor`; large ones first, which takes fewer calls. */
+static gm_page *
+take_pages_locked(gm_pool *pool, gm_look *look, size_t floor)
+{
+    size_t held = pool->stats.total_bytes + pool->paging.withheld -
+                  pool->stats.pending_release_bytes;
+    gm_page *chain = NULL;
+
+    for (unsigned class = GM_PAGE_CLASSES; class -- > 0;) {
+        gm_page *page = look->pages[class];
+
+        while (page) {
+            gm_page *next = page->behind;
+
+            if (held < page->size || held - page->size < floor ||
+                !gm_block_store_reserve(&pool->store, 2)) {
+                break;
+            }
+            held -= page->size;
+            leave_locked(pool, page);
+            page->behind = chain;
+            chain = page;
+            page = next;
+        }
+    }
+    return chain;
+}
+
+/* The next arena with pages to give back, which are taken; NULL for none. */
+static gm_page *
+next_chain_locked(gm_pool *pool,
+                  const gm_stream_key *key,
+                  size_t floor,
+                  gm_stream_use *by,
+                  bool *known)
+{
+    for (gm_segment *s = pool->first; s; s = s->next) {
+        gm_arena *arena = s->arena;
+        gm_look look;
+        gm_page *chain;
+
+        if (!s->space || (key && arena->key != *key)) {
+            continue;
+        }
+        gm_look_begin_locked(pool, &look);
+        gm_look_add_locked(pool, &look, arena);
+        gm_pool_note_cached_locked(pool);
+        chain = take_pages_locked(pool, &look, floor);
+        if (chain) {
+            *by = arena->by;
+            *known = arena->known;
+            if (arena == pool->arenas.commons) { // all that was under way is done
+                by->device = -1;
+            }
+            return chain;
+        }
+    }
+    return NULL;
+}
+
+/* A mark of the last use of what is being given back; NULL where that is done. */
+static gm_mark *
+mark_last_use(gm_pool *pool, const gm_stream_use *by, bool known)
+{
+    const gm_backend *b = pool->upstream.backend;
+    gm_mark *mark = NULL;
+
+    if (by->device < 0) {
+        return NULL;
+    }
+    known = known && gm_stream_use_is_there(b, by);
+    if (known && gm_stream_use_is_idle(b, by)) {
+        return NULL; // an event recorded now would take its time
+    }
+    if (!known || gm_mark_record(pool, by, &mark) != GM_OK) {
+        /* Where this fails as well the device is lost, and the memory with it. */
+        (void)gm_backend_device_synchronize(b, pool->device);
+        return NULL;
+    }
+    return mark;
+}
+
+/* Gives the pages their mark and puts them among those that leave. */
+static void
+queue_locked(gm_pool *pool, gm_page *chain, gm_mark *mark)
+{
+    if (mark) {
+        pool->paging.life = mark->life;
+    }
+    while (chain) {
+        gm_page *next = chain->behind;
+
+        chain->mark = mark;
+        if (mark) {
+            mark->refs++;
+        }
+        chain->behind = pool->paging.leaving;
+        pool->paging.leaving = chain;
+        chain = next;
+    }
+    gm_mark_drop_locked(pool, mark);
+}
+
+/* ---- what is done ---- */
+
+/* Whether the last use of a page is done; with `wait` it is then. */
+static bool
+is_done(const gm_backend *b, const gm_page *page, bool wait)
+{
+    if (!page->mark) {
+        return true;
+    }
+    return (wait ? gm_backend_event_synchronize(b, page->mark->event)
+                 : gm_backend_event_query(b, page->mark->event)) == GM_OK;
+}
+
+/* Unmaps the page wherever it is and releases it. False where a place refuses:
+ * it is tried again later. */
+static bool
+end_page(const gm_backend *b, gm_page *page)
+{
+    for (gm_place *place = page->places; place; place = place->next) {
+        if (place->unmapped) {
+            continue;
+        }
+        if (gm_backend_vm_unmap(b, place->addr, page->size) != GM_OK) {
+            return false;
+        }
+        place->unmapped = true;
+    }
+    /* A device that refuses has lost the memory; there is nobody to tell. */
+    (void)gm_backend_vm_release(b, page->handle);
+    return true;
+}
+
+/* A page that is gone leaves a hole. */
+static void
+forget_page_locked(gm_pool *pool, gm_page *page)
+{
+    size_t size = page->size;
+
+    gm_page_drop_places_locked(pool, page);
+    gm_page_unlink_locked(pool, page);
+    gm_mark_drop_locked(pool, page->mark);
+    gm_space_put_hole_locked(pool, page->block);
+    gm_host_free(page);
+    pool->paging.withheld -= size;
+    pool->stats.pending_release_bytes -= size;
+    pool->stats.upstream_frees++;
+    pool->stats.upstream_freed_bytes += size;
+}
+
+/* Takes spaces out of the pool in which nothing is left, chained by `next`. */
+static gm_segment *
+unlink_empty_locked(gm_pool *pool)
+{
+    gm_segment *chain = NULL;
+    gm_segment *segment = pool->first;
+
+    while (segment) {
+        gm_segment *next = segment->next;
+
+        if (gm_space_is_empty(segment)) {
+            gm_space_unlink_locked(pool, segment);
+            segment->next = chain;
+            chain = segment;
+        }
+        segment = next;
+    }
+    return chain;
+}
+
+/* Gives the addresses of spaces back in which nothing is left. Returns how many. */
+static size_t
+end_spaces(gm_pool *pool)
+{
+    gm_segment *chain;
+    size_t count = 0;
+
+    gm_pool_lock(pool);
+    chain = unlink_empty_locked(pool);
+    gm_pool_unlock(pool);
+    while (chain) {
+        gm_segment *next = chain->next;
+
+        /* Where that fails addresses are lost, of which there are plenty. */
+        (void)gm_backend_vm_unreserve(pool->upstream.backend, chain->piece.base,
+                                      chain->piece.size);
+        gm_host_free(chain);
+        chain = next;
+        count++;
+    }
+    return count;
+}
+
+/* Takes those of the pages that are done out of *chain, which are gone then. */
+static gm_page *
+end_done(gm_pool *pool, gm_page **chain, bool wait)
+{
+    const gm_backend *b = pool->upstream.backend;
+    const gm_mark *happened = NULL;
+    const gm_mark *open = NULL;
+    gm_page *ended = NULL;
+
+    while (*chain) {
+        gm_page *page = *chain;
+        bool done = !page->mark || page->mark == happened;
+
+        if (!done && page->mark != open) {
+            done = is_done(b, page, wait);
+            *(done ? &happened : &open) = page->mark;
+        }
+        if (done && end_page(b, page)) {
+            *chain = page->behind;
+            page->behind = ended;
+            ended = page;
+        }
+        else {
+            chain = &page->behind;
+        }
+    }
+    return ended;
+}
+
+size_t
+gm_pages_settle(gm_pool *pool, bool wait)
+{
+    size_t bytes = 0;
+    gm_page *chain;
+    gm_page *ended;
+
+    if (!pool->paging.on || gm_process_is_special()) {
+        return 0;
+    }
+    gm_pool_lock(pool);
+    chain = pool->paging.leaving;
+    pool->paging.leaving = NULL;
+    pool->paging.in_flight += chain != NULL;
+    gm_pool_unlock(pool);
+    if (!chain) {
+        return 0;
+    }
+    gm_process_flight_begin();
+    ended = end_done(pool, &chain, wait);
+    gm_pool_lock(pool);
+    while (ended) {
+        gm_page *next = ended->behind;
+
+        bytes += ended->size;
+        forget_page_locked(pool, ended);
+        ended = next;
+    }
+    while (chain) {
+        gm_page *next = chain->behind;
+
+        chain->behind = pool->paging.leaving;
+        pool->paging.leaving = chain;
+        chain = next;
+    }
+    pool->paging.in_flight--;
+    gm_pool_unlock(pool);
+    gm_process_flight_end();
+    return bytes;
+}
+
+/* As far as it can be done now; *spaces is how many went. */
+static size_t
+release(gm_pool *pool, const gm_stream_key *key, size_t floor, size_t *spaces)
+{
+    size_t bytes;
+    gm_page *chain;
+
+    if (!pool->paging.on || gm_process_is_special()) {
+        *spaces = 0;
+        return 0;
+    }
+    do {
+        gm_stream_use by = {0};
+        bool known = false;
+        gm_mark *mark;
+
+        gm_pool_lock(pool);
+        chain = next_chain_locked(pool, key, floor, &by, &known);
+        pool->paging.in_flight += chain != NULL;
+        gm_pool_unlock(pool);
+        if (chain) {
+            mark = mark_last_use(pool, &by, known);
+            gm_pool_lock(pool);
+            queue_locked(pool, chain, mark);
+            pool->paging.in_flight--;
+            gm_pool_unlock(pool);
+        }
+    } while (chain);
+    bytes = gm_pages_settle(pool, false);
+    *spaces = end_spaces(pool);
+    return bytes;
+}
+
+size_t
+gm_pages_release(gm_pool *pool, const gm_stream_key *key, size_t floor)
+{
+    size_t spaces;
+
+    return release(pool, key, floor, &spaces);
+}
+
+bool
+gm_pages_close(gm_pool *pool)
+{
+    size_t spaces;
+
+    return release(pool, NULL, 0, &spaces) > 0 || spaces > 0;
+}

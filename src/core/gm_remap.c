@@ -1,0 +1,473 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Requests that pages serve: whether to remap or to make new pages, and the calls.
+ *
+ * In this order, the first that serves the request:
+ *
+ *  1. pages return to where they are still mapped, in the stream's own spaces: no call;
+ *  2. new pages, while the pool holds hardly more than was ever in use at once: memory
+ *     that the program needs anyhow, and a small reserve that keeps it from remapping
+ *     each time around;
+ *  3. pages in free memory of the stream, mapped where they are needed;
+ *  4. the same with those of other streams;
+ *  5. all of these, and new pages for the rest, as far as the limit lets them.
+ *
+ * So the pool grows beyond the reserve only when all that is free and could move has
+ * moved. As for any miss the plan is made with the lock, the device is called without
+ * it, and what came of it is carried out with the lock again.
+ *
+ * Order of work. Pages of the stream itself need nothing. To those of another stream an
+ * event is recorded there, and the stream of the request waits for it; where either
+ * cannot be told the whole device is waited for.
+ *
+ * Cost: 200 to 500 ns a look, or some 30 us a page that is mapped; an event and a wait
+ * for each other stream. Threading: any thread, no lock held.
+ */
+#include "gm_pending.h"
+#include "gm_pool_private.h"
+
+enum {
+    RESERVE = 64,     // the share of what was in use at once that may be held beyond
+    LARGEST_OF = 256, // a page is at most this share of what the pool holds
+    REACH = 2,        // times the device's memory that a space gets of addresses
+};
+
+/* A request on its way through the steps. */
+typedef struct attempt {
+    gm_pool *pool;
+    const gm_request *request;
+    const gm_rescue *rescue;
+    size_t rounded;
+    bool forbidden; // the device may not be asked for anything
+    bool full;      // the device has no memory for new pages
+    bool own;       // other streams' pages cannot be had
+    gm_plan plan;
+} attempt;
+
+/* ---- choosing ---- */
+
+/* What the limit leaves, in whole grains. */
+static size_t
+allowed_locked(const gm_pool *pool)
+{
+    const gm_stats *stats = &pool->stats;
+    size_t held =
+        stats->total_bytes + pool->paging.withheld + pool->reserving + pool->releasing;
+    size_t limit = stats->limit_bytes ? stats->limit_bytes : GM_SIZE_MAX;
+    size_t left = limit > held ? limit - held : 0;
+
+    return left - left % pool->paging.grain;
+}
+
+/* Bytes that may be made without looking for others first. */
+static size_t
+reserve_locked(gm_pool *pool, size_t rounded)
+{
+    const gm_stats *stats = &pool->stats;
+    size_t held = stats->total_bytes + pool->paging.withheld + pool->reserving;
+    size_t used = stats->used_bytes + rounded;
+    size_t high = used > stats->peak_used_bytes ? used : stats->peak_used_bytes;
+    size_t most;
+
+    gm_stats_raise(&pool->paging.high, high);
+    most = pool->paging.high + pool->paging.high / RESERVE;
+    return most > held ? most - held : 0;
+}
+
+static size_t
+largest_page_locked(const gm_pool *pool, size_t rounded)
+{
+    size_t most = (pool->stats.total_bytes + rounded) / LARGEST_OF;
+    size_t size = pool->paging.grain << (GM_PAGE_CLASSES - 1);
+
+    while (size > most && size > pool->paging.grain) {
+        size /= 2;
+    }
+    return size;
+}
+
+static void
+look_at_others_locked(gm_pool *pool, gm_look *look, const gm_arena *own)
+{
+    for (size_t i = 0; i < pool->arenas.bucket_count; i++) {
+        for (gm_arena *a = pool->arenas.buckets[i]; a; a = a->chain) {
+            bool anybodys = a == pool->arenas.commons;
+
+            if (a != own && (anybodys || a->known)) {
+                gm_look_add_locked(pool, look, a);
+            }
+        }
+    }
+}
+
+/* A plan by the cheapest window, or where no pages fit there, at the open end of the
+ * stream's last space. */
+static gm_status
+plan_by_locked(attempt *a,
+               const gm_arena *arena,
+               const gm_look *look,
+               const gm_window_costs *costs,
+               const gm_sources *sources)
+{
+    gm_pool *pool = a->pool;
+    gm_window window;
+    gm_status status;
+
+    gm_window_find_locked(pool, arena, a->rounded, look, costs, &window);
+    if (!window.segment) {
+        return GM_MISS;
+    }
+    status = gm_fill_locked(pool, &window, a->rounded, look, sources, &a->plan);
+    if (status != GM_MISS || !costs->grain) {
+        return status;
+    }
+    for (gm_segment *s = pool->last; s; s = s->prev) {
+        if (s->space && s->arena == arena) {
+            gm_window_at_end_locked(pool, s, &window);
+            if (s->piece.base + s->size - window.addr <=
+                a->rounded + pool->paging.grain) {
+                return GM_MISS;
+            }
+            return gm_fill_locked(pool, &window, a->rounded, look, sources, &a->plan);
+        }
+    }
+    return GM_MISS;
+}
+
+/* Whether there are addresses for the request at all. */
+static bool
+has_addresses_locked(gm_pool *pool, const gm_arena *arena, size_t rounded)
+{
+    const gm_window_costs any = {.grain = 1};
+    const gm_look nothing = {0};
+    gm_window window;
+
+    gm_window_find_locked(pool, arena, rounded, &nothing, &any, &window);
+    return window.segment != NULL;
+}
+
+/* The steps. GM_NOT_READY: a new space is needed. GM_ERR_LIMIT, GM_ERR_OUT_OF_MEMORY.
+ */
+static gm_status
+plan_locked(attempt *a, gm_arena *arena)
+{
+    static const gm_window_costs echoes = {.echo = 1};
+    static const gm_window_costs both = {.grain = 4, .echo = 1};
+    gm_pool *pool = a->pool;
+    size_t allowed = a->full ? 0 : allowed_locked(pool);
+    size_t reserve = reserve_locked(pool, a->rounded);
+    gm_sources sources = {.most = largest_page_locked(pool, a->rounded)};
+    gm_look look;
+    gm_status status;
+
+    gm_look_begin_locked(pool, &look);
+    gm_look_add_locked(pool, &look, arena);
+    status = plan_by_locked(a, arena, &look, &echoes, &sources);
+    if (status == GM_MISS) {
+        sources.budget = reserve < allowed ? reserve : allowed;
+        status = plan_by_locked(a, arena, &look, &both, &sources);
+    }
+    sources.steal = true;
+    sources.budget = 0;
+    if (status == GM_MISS) {
+        status = plan_by_locked(a, arena, &look, &both, &sources);
+    }
+    if (status == GM_MISS && !a->own) {
+        look_at_others_locked(pool, &look, arena);
+        status = plan_by_locked(a, arena, &look, &both, &sources);
+    }
+    if (status == GM_MISS) {
+        sources.budget = allowed;
+        status = plan_by_locked(a, arena, &look, &both, &sources);
+    }
+    if (status == GM_MISS) {
+        status = !has_addresses_locked(pool, arena, a->rounded) ? GM_NOT_READY
+                 : a->full                                      ? GM_ERR_OUT_OF_MEMORY
+                                                                : GM_ERR_LIMIT;
+    }
+    return status;
+}
+
+/* ---- spaces ---- */
+
+/* What the device is like, asked once. */
+static gm_status
+open_paging(gm_pool *pool)
+{
+    const gm_backend *b = pool->upstream.backend;
+    size_t grain = 0;
+    size_t free_bytes = 0;
+    size_t total = 0;
+    gm_status status = gm_backend_vm_granularity(b, pool->device, &grain);
+
+    if (status == GM_OK) {
+        status = gm_backend_mem_info(b, pool->device, &free_bytes, &total);
+    }
+    if (status != GM_OK) {
+        return status;
+    }
+    gm_pool_lock(pool);
+    pool->paging.grain = grain;
+    pool->paging.reach = (REACH * total + grain - 1) / grain * grain;
+    gm_pool_unlock(pool);
+    return GM_OK;
+}
+
+/* Reserves addresses for the stream of the request: as many as spaces get, or where
+ * there are not so many fewer, but enough for the request. */
+static gm_status
+add_space(attempt *a)
+{
+    gm_pool *pool = a->pool;
+    const gm_backend *b = pool->upstream.backend;
+    size_t grain = pool->paging.grain;
+    size_t least = (a->rounded + grain - 1) / grain * grain + 2 * grain;
+    size_t size = pool->paging.reach > least ? pool->paging.reach : least;
+    uintptr_t base = 0;
+    gm_arena *arena;
+    gm_segment *segment = NULL;
+    gm_status status = gm_backend_vm_reserve(b, size, &base);
+
+    while (status != GM_OK && size > least) {
+        size = size / 2 > least ? size / 2 / grain * grain : least;
+        status = gm_backend_vm_reserve(b, size, &base);
+    }
+    if (status != GM_OK) {
+        return status;
+    }
+    gm_pool_lock(pool);
+    arena = gm_pool_pin_arena_locked(pool, a->request->key);
+    if (arena) {
+        segment = gm_space_new_locked(pool, arena, base, size);
+        if (!segment) {
+            gm_arena_unpin(&pool->arenas, arena);
+        }
+    }
+    gm_pool_unlock(pool);
+    if (!segment) {
+        (void)gm_backend_vm_unreserve(b, base, size); // nothing is in it
+        return GM_ERR_HOST_MEMORY;
+    }
+    return GM_OK;
+}
+
+/* ---- calls ---- */
+
+/* Makes the stream of the request wait for what the streams of `uses` have queued. */
+static gm_status
+wait_for_owners(attempt *a, const gm_stream_use *uses)
+{
+    gm_pool *pool = a->pool;
+    const gm_backend *b = pool->upstream.backend;
+    const gm_stream_use *by = a->rescue ? a->rescue->by : NULL;
+    gm_status status = GM_OK;
+
+    for (size_t i = 0; i < a->plan.owner_count && status == GM_OK; i++) {
+        gm_mark *mark = NULL;
+        gm_device_mark back;
+
+        if (uses[i].device < 0) { // done
+            continue;
+        }
+        if (!by || !gm_stream_use_is_there(b, &uses[i])) {
+            return gm_backend_device_synchronize(b, pool->device);
+        }
+        status = gm_mark_record(pool, &uses[i], &mark);
+        if (status != GM_OK) {
+            break;
+        }
+        status = gm_stream_use_enter(b, by, &back);
+        if (status == GM_OK) {
+            status = gm_backend_stream_wait_event(b, by->stream, mark->event);
+            gm_stream_use_leave(b, &back);
+        }
+        gm_pool_lock(pool);
+        gm_mark_drop_locked(pool, mark);
+        gm_pool_unlock(pool);
+    }
+    return status;
+}
+
+/* Makes and maps the page, as far as either is to be done. On failure neither is. */
+static gm_status
+make_move(gm_pool *pool, gm_move *move)
+{
+    const gm_backend *b = pool->upstream.backend;
+    gm_page *page = move->page;
+    uintptr_t addr = move->place->addr;
+    gm_status status = GM_OK;
+
+    if (!move->map) {
+        return GM_OK;
+    }
+    if (!page->home) {
+        status = gm_backend_vm_create(b, pool->device, page->size, &page->handle);
+        if (status != GM_OK) {
+            return status;
+        }
+    }
+    status = gm_backend_vm_map(b, addr, page->size, page->handle);
+    if (status == GM_OK) {
+        status = gm_backend_vm_set_access(b, addr, page->size, pool->device);
+        if (status != GM_OK) {
+            (void)gm_backend_vm_unmap(b, addr, page->size); // nobody has used it
+        }
+    }
+    if (status != GM_OK && !page->home) {
+        (void)gm_backend_vm_release(b, page->handle);
+    }
+    return status;
+}
+
+/* Carries the plan out. *ns is how long its calls took, 0 for none. */
+static gm_status
+carry_out(attempt *a, const gm_stream_use *uses, uint64_t *ns)
+{
+    gm_plan *plan = &a->plan;
+    gm_status status = wait_for_owners(a, uses);
+    bool calls = false;
+    uint64_t start;
+
+    if (status == GM_ERR_CAPTURING) { // somebody records that stream
+        a->own = true;
+        return GM_MISS;
+    }
+    for (size_t i = 0; i < plan->count; i++) {
+        calls |= plan->moves[i].map;
+    }
+    start = calls ? gm_process_now_ns() : 0;
+    for (size_t i = 0; i < plan->count && status == GM_OK; i++) {
+        status = make_move(a->pool, &plan->moves[i]);
+        plan->moves[i].done = status == GM_OK;
+    }
+    *ns = calls ? gm_process_now_ns() - start + 1 : 0;
+    if (status == GM_ERR_OUT_OF_MEMORY && !a->full) {
+        a->full = true;
+        return GM_MISS;
+    }
+    return status;
+}
+
+/* ---- an attempt ---- */
+
+/* The streams of the pages that come from others; device -1 where nothing is under way.
+ * NULL: no host memory. */
+static gm_stream_use *
+list_owners_locked(const gm_pool *pool, const gm_plan *plan)
+{
+    gm_stream_use *uses = gm_host_zalloc((plan->owner_count + 1) * sizeof *uses);
+
+    for (size_t i = 0; uses && i < plan->owner_count; i++) {
+        uses[i] = plan->owners[i]->by;
+        if (plan->owners[i] == pool->arenas.commons) {
+            uses[i].device = -1;
+        }
+    }
+    return uses;
+}
+
+/* From the plan to its end. GM_MISS: to be tried again. */
+static gm_status
+serve(attempt *a, gm_stream_use *uses, gm_block **out)
+{
+    gm_pool *pool = a->pool;
+    gm_plan *plan = &a->plan;
+    uint64_t ns = 0;
+    gm_status status = uses ? carry_out(a, uses, &ns) : GM_ERR_HOST_MEMORY;
+
+    gm_pool_lock(pool);
+    pool->stats.driver_ns += ns;
+    if (status == GM_OK) {
+        *(ns ? &pool->stats.misses : &pool->stats.hits) += 1;
+        *out = gm_plan_commit_locked(pool, plan);
+        gm_pool_hand_out_locked(pool, *out, a->request);
+    }
+    else {
+        gm_plan_abort_locked(pool, plan);
+    }
+    gm_pool_leave(pool);
+    return status;
+}
+
+/* One round: the cache once more, then a plan. */
+static gm_status
+attempt_once(attempt *a, gm_block **out)
+{
+    gm_pool *pool = a->pool;
+    gm_stream_use *uses = NULL;
+    gm_arena *arena;
+    gm_status status;
+
+    gm_pool_lock(pool);
+    gm_pool_adopt_locked(pool, a->request->key, a->rounded);
+    status = gm_pool_hit_locked(pool, a->request, a->rounded, out);
+    if (status == GM_MISS && a->forbidden) {
+        status = GM_ERR_CAPTURING;
+    }
+    if (status != GM_MISS) {
+        gm_pool_unlock(pool);
+        return status;
+    }
+    arena = gm_arena_find(&pool->arenas, a->request->key);
+    if (arena && a->rescue && a->rescue->by) {
+        arena->by = *a->rescue->by;
+        arena->known = true;
+    }
+    status = arena && pool->paging.grain ? plan_locked(a, arena) : GM_NOT_READY;
+    if (status == GM_OK) {
+        uses = list_owners_locked(pool, &a->plan);
+    }
+    gm_pool_unlock(pool);
+    if (status == GM_NOT_READY) {
+        status = pool->paging.grain ? GM_OK : open_paging(pool);
+        status = status == GM_OK ? add_space(a) : status;
+        return status == GM_OK ? GM_MISS : status;
+    }
+    if (status == GM_OK) {
+        gm_process_flight_begin();
+        status = serve(a, uses, out);
+        gm_process_flight_end();
+        gm_host_free(uses);
+    }
+    return status;
+}
+
+gm_status
+gm_remap_attempt(gm_pool *pool,
+                 const gm_request *request,
+                 const gm_rescue *rescue,
+                 bool forbidden,
+                 gm_block **out)
+{
+    enum {
+        ROUNDS = 8 // a new space, a full device, a stream that is being recorded
+    };
+    attempt a = {
+        .pool = pool,
+        .request = request,
+        .rescue = rescue,
+        .rounded = gm_size_round(request->size),
+        .forbidden = forbidden,
+        .own = gm_process_is_special(),
+    };
+    gm_status status = GM_MISS;
+
+    (void)gm_pages_settle(pool, false);
+    for (int round = 0; status == GM_MISS && round < ROUNDS; round++) {
+        status = attempt_once(&a, out);
+    }
+    return status == GM_MISS ? GM_ERR_OUT_OF_MEMORY : status;
+}
+
+gm_status
+gm_pool_set_paging(gm_pool *pool)
+{
+    const gm_backend *b = pool->upstream.backend;
+
+    GM_ASSERT(pool->stats.misses == 0);
+    if (!b || !(b->caps & GM_CAP_VIRTUAL_MEMORY)) {
+        return GM_ERR_UNSUPPORTED;
+    }
+    pool->paging.on = true;
+    return GM_OK;
+}
