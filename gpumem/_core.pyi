@@ -379,6 +379,20 @@ def is_memory_pinned(
     ptr: SupportsIndex | BaseMemory | MemoryPointer | PinnedMemoryPointer,
 ) -> bool: ...
 
+# ---- memory of other libraries ----
+
+class _DLPackArray(Protocol):
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    @property
+    def __dlpack__(self) -> Callable[..., Any]: ...
+
+class _CudaArray(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+def from_dlpack(array: _DLPackArray) -> MemoryPointer: ...
+def from_cuda_array_interface(array: _CudaArray) -> MemoryPointer: ...
+
 # ---- the user's functions as allocators ----
 
 @disjoint_base

@@ -194,31 +194,6 @@ ENTRIES = {
         "pool.stats_by_client(); gpumem.stats_by_client(0)",
         "",
     ),
-    "UnownedMemory": (
-        "mem = gpumem.UnownedMemory(ptr=raw.ptr, size=10**6, owner=(raw,))\n"
-        "gpumem.MemoryPointer(mem, 10); mem._owner",
-        "raw = gpumem.malloc(10**6)",
-    ),
-    "UnownedMemory of an unknown address": (
-        "try: gpumem.UnownedMemory(1 << 40, 10, None)\nexcept ValueError: pass",
-        "",
-    ),
-    "IPCBufferDescriptor": (
-        "named = gpumem.IPCBufferDescriptor(raw)\n"
-        "repr(named), named.handle, named.offset, named.size, named.__reduce__()",
-        "raw = gpumem.malloc(10**6)",
-    ),
-    "IPCMemory": (
-        "gpumem.MemoryPointer(gpumem.IPCMemory(named), 10)",
-        f"sys.path.append({str(HERE)!r}); import type_recipes\n"
-        "named = type_recipes.descriptor_of_another_process()",
-    ),
-    "IPCMemory of nothing": (
-        "for wrong in (None, named):\n"
-        "    try: gpumem.IPCMemory(wrong)\n"
-        "    except (TypeError, gpumem.CUDARuntimeError): pass",
-        "raw = gpumem.malloc(10**6); named = gpumem.IPCBufferDescriptor(raw)",
-    ),
     "CFunctionAllocator": (
         "made = gpumem.CFunctionAllocator(0, functions[0], functions[1], (1,))\n"
         "made.malloc(10**6) + 10; made.close()",

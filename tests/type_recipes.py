@@ -149,6 +149,15 @@ def system_memory(cls):
     return cls(UNIT), cls(0), wrapped, gpumem.malloc_system(UNIT)
 
 
+def unowned_memory(cls):
+    array = POOL.malloc(UNIT)
+    taken = gpumem.from_dlpack(array), gpumem.from_cuda_array_interface(array)
+    try:
+        gpumem.from_dlpack(cls)
+    except AttributeError:
+        return cls(0x1000, UNIT, object(), 0), taken
+
+
 def memory_async(cls):
     made = cls(UNIT), cls(0), cls(UNIT, gpumem.Stream())
     return made, made[0].stream_ref(), gpumem.malloc_async(UNIT)
@@ -289,7 +298,7 @@ RECIPES = {
     "gpumem.BaseMemory": lambda cls: (cls(), repr(cls())),
     "gpumem.Memory": lambda cls: (cls(UNIT), cls(0), gpumem.malloc(UNIT)),
     "gpumem.ManagedMemory": lambda cls: (cls(UNIT), gpumem.malloc_managed(UNIT)),
-    "gpumem.UnownedMemory": lambda cls: cls(0x1000, UNIT, object(), 0),
+    "gpumem.UnownedMemory": unowned_memory,
     "gpumem.SystemMemory": system_memory,
     "gpumem.IPCMemory": ipc_memory,
     "gpumem._ipc.IPCBufferDescriptor": ipc_descriptor,

@@ -138,8 +138,4 @@ int gmpy_dlpack_copy_make(const gmpy_pointer *self,
                           const gmpy_stream_ref *stream,
                           gmpy_dlpack_copy *out);
 
-/* ---- dlpack_import.c ---- */
-
-extern PyMethodDef gmpy_dlpack_methods[];
-
 #endif

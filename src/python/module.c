@@ -6,11 +6,12 @@
  * process can load the module once: the settings of a thread belong to one instance,
  * and attaching from the core's callbacks goes through the main interpreter.
  */
-#include "module.h"
 #include "capi.h"
 #include "guard.h"
 #include "hooks.h"
+#include "imports.h"
 #include "memory_kinds.h"
+#include "module.h"
 #include "pinned.h"
 #include "pools.h"
 #include "testing.h"
@@ -110,6 +111,8 @@ static PyMethodDef *const functions[] = {
     gmpy_pinned_allocator_methods,
     gmpy_default_pools_methods,
     gmpy_clients_methods,
+    gmpy_dlpack_import_methods,
+    gmpy_cuda_array_import_methods,
 };
 
 /* The files' types, in an order in which each finds those it builds upon. */

@@ -451,6 +451,10 @@ int gmpy_managed_memory_init(PyObject *module, gmpy_state *st);
 extern PyMethodDef gmpy_managed_memory_methods[];
 int gmpy_unowned_memory_init(PyObject *module, gmpy_state *st);
 
+/* The memory, never freed here, which keeps `owner`: new reference. */
+PyObject *gmpy_unowned_memory_new(
+    gmpy_state *st, uintptr_t ptr, size_t size, PyObject *owner, int device);
+
 /* The device that an address, not 0, is of. 0, or -1: ValueError for plain host memory.
  */
 int gmpy_device_of_address(gmpy_state *st, uintptr_t ptr, int *out);

@@ -96,6 +96,22 @@ unowned_memory_init(PyObject *op, PyObject *args, PyObject *kwargs)
     return 0;
 }
 
+PyObject *
+gmpy_unowned_memory_new(
+    gmpy_state *st, uintptr_t ptr, size_t size, PyObject *owner, int device)
+{
+    PyTypeObject *type = gmpy_type(st->UnownedMemoryType);
+    unowned_memory *self = (unowned_memory *)type->tp_alloc(type, 0);
+
+    if (self) {
+        self->base.ptr = ptr;
+        self->base.size = size;
+        self->base.device_id = device;
+        self->owner = Py_NewRef(owner);
+    }
+    return (PyObject *)self;
+}
+
 static int
 unowned_memory_traverse(PyObject *op, visitproc visit, void *arg)
 {
