@@ -80,15 +80,16 @@ cuda_mem_free(void *self, int device, gm_mem_kind kind, uintptr_t ptr)
 }
 
 /* Fills base and size; leaves them 0 where the driver does not know a range, as for
- * pinned memory that somebody registered. */
+ * pinned memory that somebody registered. The driver tells it to a thread with a context
+ * only, which one that has memory by page alone may lack, so one is pushed. */
 static void
 find_range(const cuda_self *cuda, uintptr_t ptr, gm_pointer_info *info)
 {
     CUdeviceptr base = 0;
     size_t size = 0;
-    cuda_guard guard;
+    CUcontext before = NULL;
 
-    if (cuda_enter(cuda, info->device, &guard) != cudaSuccess) {
+    if (cuda_push(cuda, info->device, &before) != cudaSuccess) {
         (void)cudaGetLastError();
         return;
     }
@@ -96,7 +97,7 @@ find_range(const cuda_self *cuda, uintptr_t ptr, gm_pointer_info *info)
         info->base = (uintptr_t)base;
         info->size = size;
     }
-    cuda_leave(&guard);
+    cuda_pop(cuda, before);
 }
 
 gm_status
