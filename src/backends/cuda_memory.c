@@ -80,8 +80,8 @@ cuda_mem_free(void *self, int device, gm_mem_kind kind, uintptr_t ptr)
 }
 
 /* Fills base and size; leaves them 0 where the driver does not know a range, as for
- * pinned memory that somebody registered. The driver tells it to a thread with a context
- * only, which one that has memory by page alone may lack, so one is pushed. */
+ * pinned memory that somebody registered. The driver tells it to a thread with a
+ * context only, which one that has memory by page alone may lack, so one is pushed. */
 static void
 find_range(const cuda_self *cuda, uintptr_t ptr, gm_pointer_info *info)
 {
