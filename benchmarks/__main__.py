@@ -19,9 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import gpumem
-from benchmarks import hot, native, peers, plots, replays, report, streams, threads
+from benchmarks import (
+    giving,
+    hot,
+    native,
+    peers,
+    plots,
+    replays,
+    report,
+    streams,
+    threads,
+    within,
+)
 from benchmarks.facts import machine_facts
-from benchmarks.plan import Plan, Row
+from benchmarks.plan import DOES_NOT_COMPLETE, Plan, Row
+from benchmarks.sequences import trace_names
 from benchmarks.timing import Pace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,8 +64,11 @@ BENCHMARKS = {
         "RMM's kernels on streams", streams.multi_stream, (1, 2), (2, 4)
     ),
     "b4": Benchmark("recorded traces", replays.traces, (15, 12), (20, 14)),
+    "b5": Benchmark("the smallest limit", within.smallest, (60, 50), (60, 50)),
+    "b6": Benchmark("held, and speed under limits", within.limits, (40, 40), (80, 80)),
     "b7": Benchmark("threads", threads.threads, (4, 3), (6, 10)),
     "b8": Benchmark("growing from nothing", replays.growth, (30, 1), (30, 1)),
+    "b9": Benchmark("giving back behind a kernel", giving.giving_back, (6, 6), (9, 9)),
     "b10": Benchmark("tail latency, in C", native.tails, (25, 0), (25, 0)),
     "b13": Benchmark("host memory a block", native.host_memory, (4, 0), (4, 0)),
     "callgrind": Benchmark("instructions, in C", native.instructions, (20, 0), (20, 0)),
@@ -95,7 +110,8 @@ def run(
 
 def is_wrong(row: Row) -> bool:
     """Whether gpumem failed, or the guard caught somebody."""
-    ours = row.who.startswith("gpumem") and bool(row.error)
+    failed = row.error not in ("", DOES_NOT_COMPLETE)
+    ours = row.who.startswith("gpumem") and failed
     return ours or row.note.startswith("WRONG")
 
 
@@ -112,6 +128,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", help="which, separated by commas")
     parser.add_argument("--peers", help="who is compared, separated by commas")
+    parser.add_argument("--traces", default="", help="which traces are replayed; all")
     parser.add_argument("--quick", action="store_true", help="some minutes at most")
     parser.add_argument("--rounds", type=int, default=7, help="samples at least")
     parser.add_argument("--seed", type=int, default=1)
@@ -128,6 +145,10 @@ def _arguments() -> argparse.Namespace:
     if args.rounds < 1:
         parser.error("--rounds must be at least 1")
     args.names = [name for name in args.only.split(",") if name] or list(BENCHMARKS)
+    args.traces = tuple(name for name in args.traces.split(",") if name)
+    for name in args.traces:
+        if name not in trace_names():
+            parser.error(f"no trace {name!r}; there are {', '.join(trace_names())}")
     unknown = [name for name in args.names if name not in BENCHMARKS]
     if unknown:
         there = ", ".join(BENCHMARKS)
@@ -164,7 +185,7 @@ def main() -> int:
         return 0
     pace = Pace(args.rounds, *(_QUICK_PACE if args.quick else _FULL_PACE))
     there = _chosen(there, args.peers)
-    plan = Plan(args.quick, pace, args.seed, there)
+    plan = Plan(args.quick, pace, args.seed, there, args.traces)
     device = gpumem.Device(gpumem.get_device_id()).name
     print(
         f"gpumem {gpumem.__version__} on {device}; peers: {', '.join(there) or 'none'}"

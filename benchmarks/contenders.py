@@ -45,6 +45,10 @@ class Contender:
     check    raises where its own invariants do not hold
     calls    how often it asked the device for memory; None where it does not tell
     held     bytes it holds from the device
+    peak     the most it held since it was made
+    limit    bounds what it holds from the device, in bytes; 0: no more
+    trim     gives back what it has cached
+    moves    what it did besides, by name: pages moved, time spent in the driver
     close    lets go of everything
     """
 
@@ -60,6 +64,10 @@ class Contender:
     check: Callable[[], None] | None = None
     calls: Callable[[], int] | None = None
     held: Callable[[], int] | None = None
+    peak: Callable[[], int] | None = None
+    limit: Callable[[int], Any] | None = None
+    trim: Callable[[], Any] | None = None
+    moves: Callable[[], dict[str, Any]] | None = None
     close: Callable[[], None] = nothing
 
     def giving(self, block: str) -> str:
@@ -113,6 +121,7 @@ _POOL_KINDS = (
     PoolKind("gpumem", {}),
     PoolKind("gpumem, growth", {"growth": True}),
     PoolKind("gpumem, growth of 2 GiB", {"growth": 2 << 30}),
+    PoolKind("gpumem, expandable", {"expandable_segments": True}),
 )
 
 
@@ -136,6 +145,8 @@ def make_gpumem(room: int | None = None, kind: PoolKind = _POOL_KINDS[0]) -> Con
 
     def close() -> None:
         gpumem.Stream.null.use()
+        # What a stream borrowed of another waits for it.
+        gpumem.Device(gpumem.get_device_id()).synchronize()
         pool.free_all_blocks()
         if left := pool.total_bytes():
             raise RuntimeError(f"{left} bytes are still held after free_all_blocks")
@@ -153,8 +164,22 @@ def make_gpumem(room: int | None = None, kind: PoolKind = _POOL_KINDS[0]) -> Con
         check=lambda: testing.check_pool(pool),
         calls=lambda: pool.stats()["upstream_allocations"],
         held=pool.total_bytes,
+        peak=lambda: pool.stats()["peak_total_bytes"],
+        limit=lambda size: pool.set_limit(size=size),
+        trim=pool.free_all_blocks,
+        moves=lambda: _moves(pool.stats()),
         close=close,
     )
+
+
+def _moves(stats: dict[str, int]) -> dict[str, Any]:
+    """What a pool that maps by page tells of it; nothing else does."""
+    if "remapped_pages" not in stats:
+        return {}
+    return {
+        "remapped_pages": stats["remapped_pages"],
+        "driver_ms": round(stats["driver_ns"] / 1e6, 3),
+    }
 
 
 def through_alloc(

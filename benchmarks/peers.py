@@ -75,6 +75,9 @@ def make_cupy(room: int | None = None) -> Contender:
         own=lambda: {"malloc": pool.malloc},
         used=pool.used_bytes,
         held=pool.total_bytes,
+        peak=pool.total_bytes,  # it never holds less, where it has no limit
+        limit=lambda size: pool.set_limit(size=size),
+        trim=pool.free_all_blocks,
         close=close,
     )
 
@@ -136,6 +139,17 @@ def make_torch(room: int | None = None) -> Contender:
         alloc = torch.cuda.caching_allocator_alloc
         delete = torch.cuda.caching_allocator_delete
     kept: list[Any] = []
+    cuda = torch.cuda
+    cuda.reset_peak_memory_stats()
+
+    def limit(size: int) -> None:
+        _, total = cuda.mem_get_info()
+        cuda.set_per_process_memory_fraction(size / total if size else 1.0)
+
+    def close() -> None:
+        cuda.synchronize()
+        cuda.empty_cache()
+        limit(0)
 
     def lanes(numbers: list[int]) -> dict[int, Lane]:
         streams = _torch_streams(numbers)
@@ -146,12 +160,15 @@ def make_torch(room: int | None = None) -> Contender:
         "torch",
         take,
         "delete({block})",
-        {"alloc": alloc, "delete": delete, "device": torch.cuda.current_device()},
+        {"alloc": alloc, "delete": delete, "device": cuda.current_device()},
         int,
         lanes=lanes,
-        used=torch.cuda.memory_allocated,
-        held=torch.cuda.memory_reserved,
-        close=torch.cuda.empty_cache,
+        used=cuda.memory_allocated,
+        held=cuda.memory_reserved,
+        peak=cuda.max_memory_reserved,
+        limit=limit,
+        trim=cuda.empty_cache,
+        close=close,
     )
 
 

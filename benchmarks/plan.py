@@ -8,7 +8,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks.contenders import Contender, Maker
+from benchmarks.sequences import trace_names
 from benchmarks.timing import Case, Pace, ratio, told
+
+# The error of a row where memory ran out under a limit: a result, and nobody's fault.
+DOES_NOT_COMPLETE = "does not complete"
 
 
 @dataclass(frozen=True)
@@ -19,12 +23,18 @@ class Plan:
     pace   how much is sampled
     seed   of what is drawn that has no rule of its own
     peers  those that are compared, by name
+    traces the recorded traces that are replayed, by name; none for all
     """
 
     quick: bool
     pace: Pace
     seed: int
     peers: dict[str, Maker]
+    traces: tuple[str, ...] = ()
+
+    def trace_names(self) -> list[str]:
+        """Those that are replayed."""
+        return [x for x in trace_names() if not self.traces or x in self.traces]
 
     def some(self, *names: str) -> dict[str, Maker]:
         """Those of `names` that are there, in this order."""

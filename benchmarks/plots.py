@@ -21,13 +21,15 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 @dataclass(frozen=True)
 class Plot:
     """name of the file, rows of which benchmark, which of its cases and where on the
-    horizontal axis (a number, or a name for bars), what the axes say."""
+    horizontal axis (a number, or a name for bars), what the axes say. Ratios that are
+    all close to one have a linear axis that begins there."""
 
     name: str
     bench: str
     place: Callable[[str], float | str | None]
     across: str
     up: str
+    scale: str = "log"  # of the vertical axis
 
 
 def _size(case: str) -> float | None:
@@ -48,10 +50,26 @@ def _warm_trace(case: str) -> str | None:
     return None if "," in case else case
 
 
+def _any_trace(case: str) -> str | None:
+    return case
+
+
+def _ending(end: str) -> Callable[[str], str | None]:
+    """Cases that end so, without that."""
+    return lambda case: case.removesuffix(end) if case.endswith(end) else None
+
+
+_LIMIT = "smallest limit over the peak that is live"
+_HELD = "held at the most over the peak that is live"
+_TIGHT = "ns an event, warm, at a limit of 1.05 times the peak"
+
 PLOTS = (
     Plot("pair", "b1", _size, "bytes", "ns: allocate and drop"),
     Plot("live", "b2", _live, "live blocks", "ns: replace one"),
     Plot("traces", "b4", _warm_trace, "", "ns an event, warm"),
+    Plot("limits", "b5", _any_trace, "", _LIMIT, "linear"),
+    Plot("held", "b6", _ending(", held"), "", _HELD, "linear"),
+    Plot("tight", "b6", _ending(", limit 1.05"), "", _TIGHT),
     Plot("threads", "b7", _threads, "threads", "ns a pair, all threads together"),
 )
 
@@ -80,7 +98,10 @@ def _draw(axes: Any, plot: Plot, points: dict[str, Any]) -> None:
             axes.plot(*zip(*some, strict=True), marker="o", label=who)
         axes.set_xscale("log", base=2)
         axes.set_xlabel(plot.across)
-    axes.set_yscale("log")
+    axes.set_yscale(plot.scale)
+    if plot.scale == "linear":
+        highest = max(value for some in points.values() for _, value in some)
+        axes.set_ylim(1, min(highest, 2) * 1.02)  # few are beyond that, and far
     axes.set_ylabel(plot.up)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")

@@ -33,7 +33,6 @@ from benchmarks.sequences import (
     Sequence,
     of_trace,
     random_allocations,
-    trace_names,
 )
 from benchmarks.timing import SEQUENCE, Case, compiled, measure, quiet, told
 
@@ -47,11 +46,15 @@ _TRACE_PEERS = (
 _SMALL_COUNT = 1000  # up to which the plain device is asked too
 
 
-def replay_case(contender: Contender, sequence: Sequence) -> Case:
-    """A repetition is the whole sequence."""
+def replay_case(
+    contender: Contender, sequence: Sequence, live: list[Any] | None = None
+) -> Case:
+    """A repetition is the whole sequence. Who has to tidy up after one that broke off
+    gives the list that its live blocks are in."""
     lanes = contender.lanes(sequence.streams)
     runs = [(*lanes[number], events) for number, events in sequence.runs]
-    live: list[Any] = [None] * sequence.places
+    live = [] if live is None else live
+    live[:] = [None] * sequence.places
     names = {**contender.names, "runs": runs, "live": live}
     give = contender.giving("live[i]")
     timed = compiled(SEQUENCE, names, take=contender.take, give=give)
@@ -137,7 +140,7 @@ def grid(plan: Plan) -> Iterator[Row]:
 
 def traces(plan: Plan) -> Iterator[Row]:
     """b4"""
-    for name in trace_names():
+    for name in plan.trace_names():
         peers = plan.some(*_TRACE_PEERS)
         yield from duels(plan, "b4", of_trace(name), peers, first=True)
 
@@ -182,7 +185,7 @@ def growth(plan: Plan) -> Iterator[Row]:
         kind.name: partial(make_gpumem, kind=kind) for kind in pool_kinds()
     }
     makers |= plan.some("cupy")
-    for name in trace_names():
+    for name in plan.trace_names():
         sequence = of_trace(name)
         cases = [_growing_case(who, make, sequence) for who, make in makers.items()]
         measure(cases, replace(plan.pace, sample_ns=0))

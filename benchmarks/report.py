@@ -16,6 +16,12 @@ FORMAT = 1
 _SHOWN = {
     "over_one_thread": "{:.2f}x one thread",
     "upstream_calls": "{:,} upstream calls",
+    "remapped_pages": "{:,} pages moved",
+    "driver_ms": "{} ms in the driver",
+    "limit_bytes": "{:,} bytes",
+    "failures": "larger ones in vain: {}",
+    "given_at_once": "{:,} bytes at once",
+    "given_later": "{:,} once it is done",
     "p99": "p99 {:.0f}",
     "p99.9": "p99.9 {:.0f}",
     "max": "longest {:.0f}",
@@ -26,6 +32,8 @@ def figure(value: float | None) -> str:
     """A figure with as many digits as tell something."""
     if value is None:
         return ""
+    if value < 10:
+        return f"{value:.3f}"
     return f"{value:,.1f}" if value < 10_000 else f"{value:,.0f}"
 
 

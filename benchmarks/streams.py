@@ -71,7 +71,7 @@ def _launchers(cupy: Any, handles: list[int]) -> list[Callable[[int], Any]]:
     return [launcher(handle) for handle in handles]
 
 
-def _handle(lane: Any) -> int:
+def handle_of(lane: Any) -> int:
     """The stream's handle, whatever library it is of."""
     for name in ("ptr", "cuda_stream", "handle"):
         if hasattr(lane, name):
@@ -84,7 +84,7 @@ def _handle(lane: Any) -> int:
 
 def _case(contender: Contender, cupy: Any, streams: int, prewarm: bool) -> Case:
     lanes = list(contender.lanes(list(range(1, streams + 1))).values())
-    launchers = _launchers(cupy, [_handle(stream) for stream, _ in lanes])
+    launchers = _launchers(cupy, [handle_of(stream) for stream, _ in lanes])
     if prewarm:
         take, give = contender.functions()
         buffers = []

@@ -136,6 +136,69 @@ def _bytes(case: str) -> Callable[[Rows], str | None]:
     return tell
 
 
+_EXPANDABLE = "gpumem, expandable"
+
+
+def _ratios(who: str, end: str = "") -> Callable[[Rows], str | None]:
+    """Lowest to highest, and the mean, of the cases that end so."""
+
+    def tell(rows: Rows) -> str | None:
+        found = [row for row in _found(rows, who, "") if row.case.endswith(end)]
+        values = [row.median for row in found if row.median]
+        if not values:
+            return None
+        low, high, mean = min(values), max(values), geometric_mean(values)
+        return f"{low:.3f} to {high:.3f}, {mean:.3f} mean"
+
+    return tell
+
+
+def _less_than(who: str, peer: str) -> Callable[[Rows], str | None]:
+    """On how many of the cases of both `who` has less than `peer`."""
+
+    def tell(rows: Rows) -> str | None:
+        theirs = {row.case: row.median or 0 for row in _found(rows, peer, "")}
+        ours = [row for row in _found(rows, who, "") if row.case in theirs]
+        if not ours:
+            return None
+        less = sum((row.median or 0) < theirs[row.case] for row in ours)
+        more = max((row.median or 0) / theirs[row.case] for row in ours)
+        return f"{less} of {len(ours)}; {more:.3f} times as much at most"
+
+    return tell
+
+
+def _tight(limit: str) -> Callable[[Rows], str | None]:
+    """How many times as long as gpumem's pool the quickest peer takes that completes;
+    each over object() in its own process."""
+
+    def tell(rows: Rows) -> str | None:
+        end = f", limit {limit}"
+        found = [row for row in rows if row.case.endswith(end) and row.over_object]
+        ratios = []
+        for mine in (row for row in found if row.who == _EXPANDABLE):
+            others = [
+                row.over_object or 0
+                for row in found
+                if row.case == mine.case and not row.who.startswith("gpumem")
+            ]
+            if others:
+                ratios.append(min(others) / (mine.over_object or 1))
+        return _span(ratios, "{}x") if ratios else None
+
+    return tell
+
+
+def _giving(rows: Rows) -> str | None:
+    found = _found(rows, _EXPANDABLE, "behind")
+    plain = _found(rows, "gpumem", "behind")
+    if not found or not plain:
+        return None
+    ours = max(row.median or 0 for row in found)
+    theirs = max(row.median or 0 for row in plain)
+    return f"{ours:.2f} ms; {theirs:.0f} ms with plain segments"
+
+
 @dataclass(frozen=True)
 class Line:
     """What was measured, in which benchmark, what it should be, how it is told; build:
@@ -180,6 +243,32 @@ LINES = (
     ),
     Line("recorded traces, warm: CuPy's pool takes", "b4", "6x or more", _warm("cupy")),
     Line("recorded traces, warm: PyTorch takes", "b4", "6x or more", _warm("torch")),
+    Line(
+        "smallest limit for recorded traces, over what is live: expandable segments",
+        *("b5", "1.012 or less", _ratios(_EXPANDABLE)),
+    ),
+    Line(
+        "the same below PyTorch's expandable segments",
+        *("b5", "on each trace", _less_than(_EXPANDABLE, "torch, expandable")),
+    ),
+    Line("the same with plain segments", "b5", "", _ratios("gpumem")),
+    Line(
+        "the same below CuPy's pool",
+        *("b5", "no more on any trace", _less_than("gpumem", "cupy")),
+    ),
+    Line(
+        "held at the most for recorded traces, over what is live: expandable segments",
+        *("b6", "1.03 or less, 1.02 mean", _ratios(_EXPANDABLE, ", held")),
+    ),
+    Line(
+        "recorded traces, warm, at a limit of 1.05: the quickest peer takes",
+        *("b6", "more than 1x", _tight("1.05")),
+    ),
+    Line("the same at 1.03", "b6", "more than 1x", _tight("1.03")),
+    Line(
+        "giving back what is cached behind a kernel of 60 ms, expandable segments",
+        *("b9", "below 5 ms", _giving),
+    ),
     Line(
         "8 threads on their own streams, free-threaded Python: over one thread",
         *("b7", "5x or more", _threads, "free-threaded"),

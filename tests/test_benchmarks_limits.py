@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: MIT
+"""The benchmarks about memory: limits that are searched for, passes under limits,
+contenders in processes of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpumem
+
+ROOT = Path(__file__).resolve().parent.parent
+
+if not (ROOT / "benchmarks" / "__main__.py").is_file():
+    pytest.skip("needs benchmarks/ beside tests/", allow_module_level=True)
+
+sys.path.append(str(ROOT))
+
+from benchmarks import (  # noqa: E402 - of this tree, through the line above
+    __main__ as command,
+)
+from benchmarks import (  # noqa: E402
+    children,
+    contenders,
+    plan,
+    plots,
+    report,
+    sequences,
+    table,
+    timing,
+    within,
+)
+from gpumem._smallest import PAGE, smallest_limit  # noqa: E402
+from gpumem._trace import read_trace  # noqa: E402
+
+MIB = 1 << 20
+
+
+def sequence(*events):
+    """On the default stream, of (place, bytes, whether it allocates)."""
+    places = 1 + max(place for place, _, _ in events)
+    live, peak, sizes = 0, 0, {}
+    for place, size, taking in events:
+        live += size if taking else -sizes[place]
+        sizes[place] = size
+        peak = max(peak, live)
+    return sequences.Sequence("made", [(0, list(events))], places, peak)
+
+
+# 8 MiB, then two of 5 MiB, of which one is cut off those: 13 MiB where 10 are live.
+STEPPED = sequence(
+    *((0, 8 * MIB, True), (0, 8 * MIB, False), (1, 5 * MIB, True)),
+    *((2, 5 * MIB, True), (1, 5 * MIB, False), (2, 5 * MIB, False)),
+)
+
+
+def row(bench, case, who, median, **more):
+    return plan.Row(bench, case, who, "", median=median, **more)
+
+
+# ---- passes ----
+
+
+def test_a_pass_gives_everything_back_also_where_memory_runs_out():
+    made = contenders.make_gpumem()
+    assert len(within.one_pass(made, STEPPED, 3)) == 3
+    made.limit(9 * MIB)
+    with pytest.raises(within.Short):
+        within.one_pass(made, STEPPED)
+    assert made.used() == 0
+    made.close()
+
+
+def test_other_errors_are_not_taken_for_want_of_memory():
+    made = contenders.make_gpumem()
+    made.names["malloc"] = lambda size: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        within.one_pass(made, STEPPED)
+    made.close()
+
+
+def test_what_runs_out_has_its_blocks_given_back_by_address():
+    given = []
+
+    class OutOfMemoryError(Exception):
+        pass
+
+    def take(size):
+        if len(given) + taken.count(size) > 1:
+            raise OutOfMemoryError
+        taken.append(size)
+        return 4096 * len(taken)
+
+    taken = []
+    names = {"take": take, "give": given.append}
+    made = contenders.Contender("raw", "take(size)", "give({block})", names, int)
+    with pytest.raises(within.Short):
+        within.one_pass(made, sequence(*((i, 512, True) for i in range(3))))
+    assert given == [4096, 8192]
+
+
+# ---- b5 ----
+
+
+def test_the_smallest_limit_is_that_of_the_command_line():
+    trace = read_trace(sequences.trace_path("gpt2_train"))
+    expected = smallest_limit(trace, gpumem.MemoryPool)
+    found = within.smallest_row(
+        "gpumem", contenders.make_gpumem, sequences.of_trace("gpt2_train")
+    )
+    assert found.extra["limit_bytes"] == expected.limit_bytes
+    assert found.median == pytest.approx(expected.ratio, abs=1e-6)
+
+
+def test_the_smallest_limit_of_a_made_sequence():
+    found = within.smallest_row("gpumem", contenders.make_gpumem, STEPPED)
+    assert found.extra == {"limit_bytes": 7 * PAGE}  # 12 MiB do not do
+    assert found.median == 1.4
+
+
+# ---- b6 ----
+
+
+def test_speed_is_told_where_the_limit_lets_it():
+    made = contenders.make_gpumem
+    rows = list(within._under("gpumem", made, STEPPED, 0.0, 2, [100.0]))
+    assert [found.case for found in rows] == ["made, held", "made, first pass", "made"]
+    assert rows[0].median == 1.3
+    assert rows[2].note == "no overlap, no leak"
+    assert rows[2].over_object == rows[2].median / 100
+    (short,) = within._under("gpumem", made, STEPPED, 0.9, 2, [])
+    assert short.error == plan.DOES_NOT_COMPLETE
+    assert short.case == "made, limit 0.90"
+    assert not command.is_wrong(short)
+
+
+def test_rows_of_a_case_stand_together_with_their_ratio():
+    rows = [row("b6", "a", "gpumem", 2.0), row("b6", "b", "gpumem", 3.0)]
+    rows += [row("b6", "a", "torch", 4.0), row("b6", "b", "torch", None, error="no")]
+    found = list(within._by_case(iter(rows)))
+    assert [(found.case, found.who) for found in found] == [
+        *(("a", "gpumem"), ("a", "torch"), ("b", "gpumem"), ("b", "torch")),
+    ]
+    assert [found.over_gpumem for found in found] == [1.0, 2.0, 1.0, None]
+
+
+# ---- processes ----
+
+
+def test_a_process_for_each_and_its_rows():
+    """Where there is no GPU gpumem alone; one trace, and the error of one that ends."""
+    pace = timing.Pace(1, 0, 0)
+    made = plan.Plan(True, pace, 1, {}, ("gpt2_train",))
+    rows = list(children.rows_of_all(made, "b5"))
+    assert {found.who for found in rows} == {
+        name for name in children.kinds() if name.startswith("gpumem")
+    }
+    assert all(found.case == "gpt2_train" and found.median > 1 for found in rows)
+    broken = list(children.rows_of_all(made, "b99"))
+    assert all("KeyError" in found.error for found in broken)
+    assert all(command.is_wrong(found) for found in broken)
+
+
+def test_torch_has_two_modes_by_its_variable():
+    kinds = children.kinds()
+    assert kinds["torch"].environment == {}
+    assert kinds["torch, expandable"].environment == {
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"
+    }
+    assert kinds["torch"].make is kinds["torch, expandable"].make
+
+
+def test_a_trace_that_is_not_there_is_named():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--traces", "gpt5"],
+        cwd=ROOT,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "no trace 'gpt5'; there are cupy_mixed" in done.stderr
+
+
+# ---- what is made of the rows ----
+
+
+def told(measure, rows):
+    (line,) = [line for line in table.LINES if line.measure.startswith(measure)]
+    return line.tell([found for found in rows if found.bench == line.bench])
+
+
+def test_lines_about_limits():
+    ours, theirs = "gpumem, expandable", "torch, expandable"
+    rows = [
+        *(row("b5", "a", ours, 1.01), row("b5", "b", ours, 1.03)),
+        *(row("b5", "a", theirs, 1.02), row("b5", "b", theirs, 1.02)),
+        *(row("b6", "a, held", ours, 1.02), row("b6", "a", ours, 50.0)),
+    ]
+    assert told("smallest limit", rows) == "1.010 to 1.030, 1.020 mean"
+    assert told("the same below PyTorch's", rows) == (
+        "1 of 2; 1.010 times as much at most"
+    )
+    assert told("the same below CuPy's", rows) is None
+    assert told("held at the most", rows) == "1.020 to 1.020, 1.020 mean"
+
+
+def test_lines_about_speed_under_a_limit_and_giving_back():
+    case = "a, limit 1.05"
+    rows = [
+        row("b6", case, "gpumem, expandable", 90.0, over_object=3.0),
+        row("b6", case, "torch, expandable", 900.0, over_object=21.0),
+        row("b6", case, "torch", 800.0, over_object=18.0),
+        row("b6", "b, limit 1.05", "gpumem, expandable", 90.0, over_object=3.0),
+        row("b9", "behind a kernel on another stream", "gpumem", 58.0),
+        row("b9", "behind a kernel on another stream", "gpumem, expandable", 1.25),
+    ]
+    assert told("recorded traces, warm, at a limit of 1.05", rows) == "6.00x"
+    assert told("the same at 1.03", rows) is None
+    assert told("giving back", rows) == "1.25 ms; 58 ms with plain segments"
+
+
+def test_small_ratios_are_told_to_the_thousandth():
+    assert report.figure(1.0437) == "1.044"
+    assert report.figure(12.345) == "12.3"
+    assert report.figure(None) == ""
+
+
+def test_pictures_of_limits(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = [
+        *(row("b5", "gpt2_train", "gpumem", 1.04), row("b5", "gpt2_train", "cupy", 3)),
+        row("b6", "gpt2_train, held", "gpumem", 1.05),
+        row("b6", "gpt2_train, limit 1.05", "gpumem", 60.0),
+    ]
+    drawn = plots.draw(rows, tmp_path, "stem", "title")
+    assert [path.name for path in drawn] == [
+        *("stem_limits.svg", "stem_held.svg", "stem_tight.svg"),
+    ]
