@@ -68,6 +68,11 @@ def _add_pool_arguments(replay: argparse.ArgumentParser) -> None:
         f"{_SIZE_FORMS}",
     )
     replay.add_argument(
+        "--expandable",
+        action="store_true",
+        help="expandable_segments of the pool",
+    )
+    replay.add_argument(
         "--max-split-size",
         type=_size_argument,
         metavar="SIZE",
@@ -101,7 +106,8 @@ def _add_work_arguments(replay: argparse.ArgumentParser) -> None:
         "--verify",
         action="store_true",
         help="one more pass, untimed: no two live blocks overlap, and bytes written at "
-        "both ends of each block are there when it is freed",
+        "both ends of each block, and on both sides of each 2 MiB of addresses, are "
+        "there when it is freed",
     )
     replay.add_argument(
         "--placements",
@@ -161,6 +167,7 @@ def _growth(text: str) -> dict[str, bool | int]:
 _NEED_A_POOL = {
     "limit": "has none",
     "growth": "has none",
+    "expandable": "has none",
     "max_split_size": "has none",
     "large_segment_size": "has none",
     "smallest_limit": "has no limit",
@@ -220,6 +227,8 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     named = ("max_split_size", "large_segment_size")
     given = {name: getattr(args, name) for name in named}
     found = {name: value for name, value in given.items() if value is not None}
+    if args.expandable:
+        found["expandable_segments"] = True
     return (args.growth or {}) | found
 
 
@@ -255,7 +264,7 @@ def _plot(
     """Draws the picture; a line about it."""
     pool = _made_pool(args)
     limit = pool.get_limit()
-    found = _picture.record(trace, pool, progress=progress)
+    found = _picture.record(trace, pool, expandable=args.expandable, progress=progress)
     title = f"{trace.path}: {report.pool} on {report.backend}"
     try:
         _picture.draw(args.plot, trace, found, title=title, limit=limit)

@@ -9,7 +9,10 @@ where a pool moves memory to other addresses, blocks go on elsewhere. Addresses 
 the pool never had anything are left out, so that ranges lie one above the other.
 
 One untimed pass records it. A pool does not tell which segment it gives back when, but
-it can be worked out: it gives back at once all that is idle, as its total shows.
+it can be worked out: it gives back at once all that is idle, as its total shows. One
+with expandable segments has ranges of addresses, which are drawn from when they were
+first used, since what was mapped stays so while its pages serve elsewhere; blocks that
+pages were mapped anew for have a colour of their own.
 
 The map is summed up by pixel, from the corners of its rectangles: a pixel is as dark as
 the part of its bytes and of its time that was live. So a quarter of a million events
@@ -34,6 +37,7 @@ GIB = 1 << 30
 _LIVE = "#0072B2"
 _HELD = "#E69F00"
 _REQUESTED = "#000000"
+_MOVED = "#009E73"
 
 _PIXELS = (1480, 560)  # of the map: across, up
 
@@ -52,12 +56,16 @@ class Record:
     used, total  bytes after each event
     blocks       every block that was handed out, from then until it was dropped
     segments     every range of addresses that the pool held, from when until when
+    moved        those of the blocks that pages were moved for
+    expandable   whether the pool has expandable segments
     """
 
     used: list[int] = field(default_factory=list)
     total: list[int] = field(default_factory=list)
     blocks: list[Rectangle] = field(default_factory=list)
     segments: list[Rectangle] = field(default_factory=list)
+    moved: list[Rectangle] = field(default_factory=list)
+    expandable: bool = False
     completed: bool = True
 
 
@@ -72,9 +80,12 @@ class _Segment:
 class _Recorder:
     """Follows a pass, event by event."""
 
-    def __init__(self, pool: gpumem.MemoryPool) -> None:
-        self.record = Record()
+    def __init__(self, pool: gpumem.MemoryPool, expandable: bool) -> None:
+        self.record = Record(expandable=expandable)
         self._pool = pool
+        self._remapped = 0
+        self._moved: set[int] = set()  # allocations
+        self._reached: list[_Segment] = []  # parts of ranges of pages
         self._live: dict[int, tuple[int, int, int, int]] = {}  # by allocation
         self._segments: dict[int, _Segment] = {}  # by serial
 
@@ -83,7 +94,10 @@ class _Recorder:
         if size:
             serial, offset = testing.placement(pointer)
             start, end = pointer.ptr, pointer.ptr + pointer.mem.size
-            self._place(event, serial, start - offset, end)
+            if self.record.expandable:
+                self._extend(event, number, serial, start, end)
+            else:
+                self._place(event, serial, start - offset, end)
             self._live[number] = (event, serial, start, end)
         self._count()
 
@@ -98,7 +112,7 @@ class _Recorder:
         end = len(self.record.total)
         for number in list(self._live):
             self._drop(number, end)
-        for segment in self._segments.values():
+        for segment in self._reached or self._segments.values():
             self._end(segment, end)
         return self.record
 
@@ -124,9 +138,30 @@ class _Recorder:
         segment.end = max(segment.end, end)
         segment.live += 1
 
+    def _extend(
+        self, event: int, number: int, serial: int, start: int, end: int
+    ) -> None:
+        """The same in a range of pages: what of it was not used before begins now."""
+        segment = self._segments.get(serial)
+        if segment is None:
+            segment = self._segments[serial] = _Segment(event, start, start)
+        if start < segment.base:
+            self._reached.append(_Segment(event, start, segment.base))
+            segment.base = start
+        if end > segment.end:
+            self._reached.append(_Segment(event, segment.end, end))
+            segment.end = end
+        segment.live += 1
+        remapped = self._pool.stats()["remapped_pages"]
+        if remapped > self._remapped:
+            self._moved.add(number)
+        self._remapped = remapped
+
     def _drop(self, number: int, event: int) -> None:
         since, serial, start, end = self._live.pop(number)
         self.record.blocks.append((since, event, start, end))
+        if number in self._moved:
+            self.record.moved.append((since, event, start, end))
         self._segments[serial].live -= 1
 
     def _end(self, segment: _Segment, event: int) -> None:
@@ -137,11 +172,12 @@ def record(
     trace: Trace,
     pool: gpumem.MemoryPool,
     *,
+    expandable: bool = False,
     progress: _replay.Progress | None = None,
 ) -> Record:
-    """Replays `trace` once with an empty pool, as far as memory lasts, and says what it
-    was like."""
-    recorder = _Recorder(pool)
+    """Replays `trace` once with an empty pool, which has `expandable` segments or plain
+    ones, as far as memory lasts, and says what it was like."""
+    recorder = _Recorder(pool, expandable)
     completed = True
     with _replay.installed(pool):
         try:
@@ -232,16 +268,18 @@ def _map(numpy: Any, colors: Any, found: Record) -> tuple[Any, float]:
     events = max(len(found.total), 1)
     layers = [
         _coverage(numpy, _moved(numpy, some, packed), events, height, _PIXELS)
-        for some in (found.segments, found.blocks)
+        for some in (found.segments, found.blocks, found.moved)
     ]
-    held, live = layers[0], numpy.minimum(layers[1], layers[0])
-    white, hole, block = (
-        numpy.asarray(colors.to_rgb(color)) for color in ("white", _HELD, _LIVE)
+    held = layers[0]
+    live = numpy.minimum(layers[1], held)
+    moved = numpy.minimum(layers[2], live)
+    white, hole, block, other = (
+        numpy.asarray(colors.to_rgb(color)) for color in ("white", _HELD, _LIVE, _MOVED)
     )
-    shares = (1 - held, held - live, live)
+    shares = (1 - held, held - live, live - moved, moved)
     image = sum(
         share[:, :, None] * color
-        for share, color in zip(shares, (white, hole, block), strict=True)
+        for share, color in zip(shares, (white, hole, block, other), strict=True)
     )
     return numpy.clip(image, 0, 1), float(height)
 
@@ -317,7 +355,12 @@ def draw(path: str, trace: Trace, found: Record, *, title: str, limit: int = 0) 
     below.set_xlim(0, events)
     below.set_xlabel("event")
     below.set_ylabel("addresses that the pool ever held, GiB")
-    legend = ((_LIVE, "live"), (_HELD, "held, not live: holes"), ("white", "not held"))
+    hole = "held, not live: holes"
+    if found.expandable:
+        hole = "nothing live: holes, whose pages may serve elsewhere"
+    legend = [(_LIVE, "live"), (_HELD, hole), ("white", "not held")]
+    if found.moved:
+        legend[1:1] = [(_MOVED, "live, on pages that were moved there")]
     _legend(
         below,
         handles=[

@@ -7,7 +7,8 @@ something fails. Blocks that the trace never frees are dropped at its end.
 
 replay      timed passes, then what the pool says it did in the first of them
 verify      one untimed pass that looks at every block: no two live ones overlap, and
-            bytes written at both ends are there when the block is freed
+            bytes written at both ends, and on both sides of each border between
+            pages, are there when the block is freed
 placements  one untimed pass that notes where each block was put
 
 The timed loop does nothing but allocate, drop and, where the trace changes streams,
@@ -48,6 +49,8 @@ _NOT_YET = False
 _CUDA_ERROR_MEMORY_ALLOCATION = 2
 
 _MARK_BYTES = 8
+
+_PAGE_BYTES = 2 << 20  # of a device's memory, at least
 
 
 class ReplayError(RuntimeError):
@@ -310,9 +313,11 @@ def check_given_back(pool: gpumem.MemoryPool) -> None:
     """No pointer is left: nothing is used, and nothing stays once told to let go."""
     if used := pool.used_bytes():
         raise ReplayError(f"{used} bytes are still used after every block was dropped")
-    # A block that one stream borrowed of another waits for it, however little that did.
-    gpumem.Device(gpumem.get_device_id()).synchronize()
-    pool.free_all_blocks()
+    # A block that one stream borrowed of another waits for it, however little that did;
+    # and so do pages, for an event that the first call records.
+    for _ in range(2):
+        gpumem.Device(gpumem.get_device_id()).synchronize()
+        pool.free_all_blocks()
     if total := pool.total_bytes():
         raise ReplayError(f"{total} bytes are still held after free_all_blocks")
 
@@ -366,7 +371,7 @@ class _Checker:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._buffer = bytearray(2 * _MARK_BYTES)
+        self._buffer = bytearray(2 * _MARK_BYTES)  # a mark, and all of one
 
     def allocated(self, number: int, size: int, pointer: Any) -> None:
         if not size:
@@ -384,13 +389,13 @@ class _Checker:
             raise self._overlap(number, start, end, at)
         self._starts.insert(at, start)
         self._ends.insert(at, end)
-        for offset, mark in _marks(number, size):
+        for offset, mark in _marks(number, size, start):
             (pointer + offset).copy_from_host(mark, len(mark))
 
     def freeing(self, number: int, size: int, pointer: Any) -> None:
         if not size:
             return
-        for offset, mark in _marks(number, size):
+        for offset, mark in _marks(number, size, pointer.ptr):
             (pointer + offset).copy_to_host(self._buffer, len(mark))
             if self._buffer[: len(mark)] != mark:
                 raise ReplayError(
@@ -407,16 +412,24 @@ class _Checker:
         )
 
 
-def _marks(number: int, size: int) -> tuple[tuple[int, bytes], ...]:
-    """(offset, bytes) to write into a block of `size` bytes: its two ends, or all of it
-    where they would meet. The id is spread over the mark by a multiplication, so that
-    also the first byte, all that a block of one byte has, differs between most ids."""
+def _marks(number: int, size: int, start: int) -> list[tuple[int, bytes]]:
+    """(offset, bytes) to write into a block of `size` bytes at `start`: its two ends,
+    or all of it where they would meet, and across each border between pages in it, a
+    number of its own, so that a page in another's place is seen. The id is spread over
+    the mark by a multiplication, so that also the first byte, all that a block of one
+    byte has, differs between most ids."""
     mixed = (number + 1) * 0x9E3779B97F4A7C15 % (1 << 64)
     head = mixed.to_bytes(_MARK_BYTES, "big")
     tail = head[::-1]
     if size < 2 * _MARK_BYTES:
-        return ((0, (head + tail)[:size]),)
-    return ((0, head), (size - _MARK_BYTES, tail))
+        return [(0, (head + tail)[:size])]
+    marks = [(0, head), (size - _MARK_BYTES, tail)]
+    first = -start % _PAGE_BYTES or _PAGE_BYTES
+    for border in range(first, size, _PAGE_BYTES):
+        if _MARK_BYTES * 2 <= border <= size - 2 * _MARK_BYTES:
+            across = (mixed ^ border).to_bytes(_MARK_BYTES, "big") * 2
+            marks.append((border - _MARK_BYTES, across))
+    return marks
 
 
 class _Recorder:

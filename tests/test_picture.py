@@ -78,6 +78,26 @@ def test_a_pass_that_runs_out_of_memory_is_recorded_up_to_there(trace_of):
     assert pool.total_bytes() == 0
 
 
+def test_ranges_of_pages_grow_and_what_moved_is_told(trace_of):
+    """Every other piece of 4 pages is dropped; their pages serve above them."""
+    piece = 8 * MIB
+    trace = trace_of(
+        *(f"a,{i},{piece},0" for i in range(8)),
+        *(f"f,{i},{piece},0" for i in range(0, 8, 2)),
+        f"a,8,{4 * piece},0",
+    )
+    found = record(trace, gpumem.MemoryPool(expandable_segments=True), expandable=True)
+    assert found.expandable
+    assert found.total[-1] == found.total[7] == 8 * piece
+    ((since, until, start, end),) = found.moved
+    assert (since, until, end - start) == (12, 13, 4 * piece)
+    base = min(low for _, _, low, _ in found.segments)
+    reached = [(since, high - base) for since, _, _, high in found.segments]
+    assert reached == [*((i, (i + 1) * piece) for i in range(8)), (12, end - base)]
+    assert {until for _, until, _, _ in found.segments} == {13}
+    assert start >= base + 7 * piece
+
+
 # ---- the map ----
 
 
@@ -153,6 +173,28 @@ def test_the_command_draws_it(tmp_path):
     )
     assert done.returncode == 2
     assert "cannot write" in done.stderr
+
+
+def test_a_picture_of_pages_has_moved_blocks(tmp_path):
+    pytest.importorskip("matplotlib")
+    numpy = pytest.importorskip("numpy")
+    from matplotlib import colors, image
+
+    path, picture = tmp_path / "moving.csv", tmp_path / "out.png"
+    piece = 8 * MIB
+    events = [f"a,{i},{piece},0" for i in range(8)]
+    events += [f"f,{i},{piece},0" for i in range(0, 8, 2)] + [f"a,8,{4 * piece},0"]
+    lines = [f"{event},{us}\n" for us, event in enumerate(events)]
+    path.write_text(HEADER + "".join(lines))
+    done = gpumem_command(
+        "replay", path, "--expandable", "--plot", picture, GPUMEM_BACKEND="sim"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "pool with expandable_segments" in done.stdout
+    pixels = image.imread(picture)[:, :, :3]
+    for color in (_picture._LIVE, _picture._HELD, _picture._MOVED):
+        same = numpy.abs(pixels - colors.to_rgb(color)).max(axis=2) < 0.02
+        assert same.mean() > 0.01
 
 
 def test_without_matplotlib_it_says_so_before_anything_is_done(tmp_path):

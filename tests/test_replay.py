@@ -523,3 +523,14 @@ def test_info_names_backend_devices_and_environment():
         "GPUMEM_SIM_DEVICES: '2'",
     ):
         assert part in text.stdout
+
+
+def test_verified_blocks_are_marked_at_their_ends_and_across_page_borders():
+    mib = 1 << 20
+    marks = _replay._marks(7, 5 * mib, 3 * mib)  # at addresses of 3 to 8 MiB
+    assert [offset for offset, _ in marks] == [0, 5 * mib - 8, mib - 8, 3 * mib - 8]
+    assert [len(mark) for _, mark in marks] == [8, 8, 16, 16]
+    assert len({mark[:8] for _, mark in marks}) == 4
+    assert marks != _replay._marks(8, 5 * mib, 3 * mib)
+    assert len(_replay._marks(7, 2 * mib, 2 * mib)) == 2  # one page, no border in it
+    assert _replay._marks(7, 3, 0) == [(0, marks[0][1][:3])]

@@ -179,3 +179,28 @@ def test_what_it_does_not_go_with(tmp_path, option, complaint):
     done = gpumem_command("replay", path, "--smallest-limit", *option)
     assert done.returncode == 2
     assert complaint in done.stderr
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", ["cupy_mixed", "gpt2_lora_ckpt_offload"])
+def test_expandable_segments_take_little_more_than_is_live(name):
+    """What is found holds for each larger limit, and beats plain segments by far."""
+    done = gpumem_command(
+        *("replay", TRACES / f"{name}.csv.gz", "--expandable", "--smallest-limit"),
+        *("--repeat", "1", "--verify", "--json"),
+        GPUMEM_BACKEND="sim",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["pool"] == "pool with expandable_segments"
+    assert 1 <= report["smallest_limit_ratio"] <= 1.012
+    assert report["smallest_limit_failures"] == []
+
+
+@pytest.mark.parametrize("other", [("--growth", "on"), ("--max-split-size", "1MiB")])
+def test_expandable_segments_go_with_no_other_kind(tmp_path, other):
+    path = tmp_path / "small.csv"
+    path.write_text(SMALL)
+    done = gpumem_command("replay", path, "--expandable", *other, GPUMEM_BACKEND="sim")
+    assert done.returncode == 2
+    assert "leave out one of them" in done.stderr
