@@ -148,7 +148,7 @@ class BuildCore(build_ext):
 setup(
     version=runpy.run_path("gpumem/_version.py")["__version__"],
     license="MIT",
-    packages=["gpumem"],
+    packages=["gpumem", "gpumem.interop"],
     package_data={"gpumem": ["py.typed", "*.pyi", "include/*.h"]},
     ext_modules=[
         Extension(

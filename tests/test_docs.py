@@ -93,10 +93,12 @@ def test_the_tests_guide_names_every_test_file():
     named = {
         name.rsplit("/", 1)[-1]
         for name in quoted(prose("tests/README.md"))
-        if re.fullmatch(r"(c/|cases/)?\w+\.(c|h|py)", name)
+        if re.fullmatch(r"(c/|cases/|interop/)?\w+\.(c|h|py)", name)
     }
     there = files("tests", "*.py") | files("tests/c", "*.[ch]")
-    assert named == there | files("tests/cases", "*.py")
+    assert named == there | files("tests/cases", "*.py") | files(
+        "tests/interop", "*.py"
+    )
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -2,7 +2,7 @@
  *
  * gpumem's C interface: memory of gpumem's pools for programs that are not Python.
  *
- * Extensions include this header (gumpem_include below says where it is), call
+ * Extensions include this header (get_include() of the package says where it is), call
  * gpumem_import() once and use the table that it returns. Programs that load the shared
  * object instead, as dlopen and ctypes do, find functions of the same names in it; so
  * does whatever takes the address of an allocator, as torch's CUDAPluggableAllocator.
@@ -31,6 +31,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h> /* ssize_t */
 
 #ifdef __cplusplus
 extern "C" {
@@ -190,6 +191,18 @@ typedef struct gpumem_api {
 
 /* The table, static; never NULL. */
 GPUMEM_EXPORT const gpumem_api *gpumem_get_api(void);
+
+/* Of the shapes that torch takes an allocator's by, for gpumem.interop.torch, which
+ * says which pool they are about; without that they do nothing. The first throws C++
+ * exceptions, the second returns NULL. */
+GPUMEM_EXPORT void *gpumem_torch_alloc(ssize_t size, int device, void *stream);
+GPUMEM_EXPORT void *gpumem_torch_pool_alloc(ssize_t size, int device, void *stream);
+GPUMEM_EXPORT void gpumem_torch_free(void *ptr, ssize_t size, int device, void *stream);
+GPUMEM_EXPORT void gpumem_torch_record_stream(void *ptr, void *stream);
+GPUMEM_EXPORT void gpumem_torch_empty_cache(void);
+GPUMEM_EXPORT void gpumem_torch_memory_fraction(double fraction, int device);
+GPUMEM_EXPORT void *gpumem_torch_base_alloc(void *ptr, size_t *size);
+GPUMEM_EXPORT void gpumem_torch_begin_pool(int device);
 
 #ifdef Py_PYTHON_H
 

@@ -21,10 +21,15 @@
 
 #include <stdatomic.h>
 
+typedef struct gmpy_cxx gmpy_cxx;
+
 typedef struct gmpy_c_api {
     gmpy_state *st;
     gm_raw_table raws;
     gm_clients clients;
+    gpumem_pool *torch;       // what torch takes from, NULL for none; it stays
+    gpumem_pool *torch_alone; // the same, without Python
+    gmpy_cxx *cxx;            // how torch is told of errors
 } gmpy_c_api;
 
 /* A pool as C code holds it. References: its holders, and what is in use. The last one
@@ -89,6 +94,10 @@ gmpy_c_attach(PyThreadState *attached)
         PyEval_RestoreThread(attached);
     }
 }
+
+/* ---- capi_torch.c ---- */
+
+extern PyMethodDef gmpy_c_torch_methods[];
 
 /* ---- capi.c ---- */
 

@@ -113,6 +113,7 @@ static PyMethodDef *const functions[] = {
     gmpy_clients_methods,
     gmpy_dlpack_import_methods,
     gmpy_cuda_array_import_methods,
+    gmpy_c_torch_methods,
 };
 
 /* The files' types, in an order in which each finds those it builds upon. */

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: MIT
+"""PyTorch on gpumem's memory, with PyTorch and a GPU: a process a test, for torch takes
+an allocator once."""
+
+import importlib.util
+
+import pytest
+
+import gpumem
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch") is None, reason="torch is not installed"
+    ),
+]
+
+HEAD = """if True:
+    import gc, torch, gpumem
+    import gpumem.interop.torch as adaptor
+    MIB = 1 << 20
+    pool = gpumem.get_default_memory_pool()
+    def held():
+        return gpumem.stats_by_client().get("torch", {}).get("used_bytes", 0)
+"""
+
+
+@pytest.fixture
+def run(script):
+    """Runs code after HEAD; the lines that it printed. Nothing may be on stderr, at the
+    end of the process either."""
+
+    def run(code):
+        lines = "\n".join(f"    {line[8:]}" for line in code.splitlines())
+        done = script(HEAD + lines, timeout=180, GPUMEM_BACKEND="cuda")
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr[-3000:]
+        return done.stdout.splitlines()
+
+    return run
+
+
+def test_tensors_are_blocks_of_the_pool(run):
+    assert run("""
+        adaptor.enable()
+        adaptor.enable()
+        x = torch.arange(MIB, dtype=torch.float32, device="cuda")
+        print(held() // MIB, torch.cuda.get_allocator_backend())
+        y = (x * 2).sum()
+        print(int(y) == int((torch.arange(MIB, dtype=torch.float32) * 2).sum()))
+        del x, y
+        print(held())
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        print(pool.total_bytes() < 64 * MIB)
+        try: adaptor.disable()
+        except RuntimeError as error: print(error)
+    """) == [
+        "4 pluggable",
+        "True",
+        "0",
+        "True",
+        "torch does not change its allocator a second time; using() is for a part of a "
+        "program",
+    ]
+
+
+def test_the_same_losses_to_the_last_bit(run):
+    """Of a small training, without gpumem and with it."""
+    losses = """
+        torch.manual_seed(1)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        net = torch.nn.Sequential(
+            torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 16)).cuda()
+        step = torch.optim.AdamW(net.parameters(), lr=1e-3)
+        for i in range(20):
+            data = torch.randn(64 + i, 256, device="cuda")
+            loss = net(data).square().mean()
+            step.zero_grad(); loss.backward(); step.step()
+            print(loss.item().hex())
+    """
+    assert run(losses) == run("        adaptor.enable()" + losses)
+
+
+def test_out_of_memory_is_torchs_and_the_process_goes_on(run):
+    kind, text, after = run("""
+        adaptor.enable()
+        keep = torch.zeros(MIB, device="cuda")
+        pool.set_limit(size=64 * MIB)
+        try:
+            torch.empty(128 * MIB, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError as error:
+            print(type(error).__name__)
+            print(str(error).splitlines()[0])
+        pool.set_limit(size=0)
+        keep = torch.ones(128 * MIB, dtype=torch.uint8, device="cuda")
+        print(int(keep.sum(dtype=torch.int64)) // MIB)
+    """)
+    assert (kind, after) == ("OutOfMemoryError", "128")
+    assert text.startswith("CUDA out of memory. Out of memory: 134,217,728 bytes")
+
+
+def test_garbage_makes_room(run):
+    assert run("""
+        adaptor.enable()
+        gc.disable()
+        pool.set_limit(size=64 * MIB)
+        ring = [torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")]
+        ring.append(ring)
+        del ring
+        torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
+        print(held(), pool.stats()["out_of_memory"])
+    """) == ["0 0"]
+
+
+def test_a_recorded_stream_keeps_memory_from_others(run):
+    assert run("""
+        adaptor.enable()
+        side = torch.cuda.Stream()
+        x = torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
+        address = x.data_ptr()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(int(2e9))
+            x.fill_(7)
+        x.record_stream(side)
+        del x
+        y = torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
+        print(y.data_ptr() != address, pool.stats()["pending_bytes"] == 4 * MIB)
+        side.synchronize()
+        print(pool.stats()["pending_bytes"])
+    """) == ["True True", "0"]
+
+
+def test_streams_have_caches_of_their_own(run):
+    assert run("""
+        adaptor.enable()
+        side = torch.cuda.Stream()
+        def address():
+            return torch.empty(MIB, dtype=torch.uint8, device="cuda").data_ptr()
+        main = address()
+        with torch.cuda.stream(side):
+            other = address()
+            print(other != main, address() == other)
+        print(address() == main)
+    """) == ["True True", "True"]
+
+
+def test_graphs_and_pools_are_refused_with_the_way_out(run):
+    lines = run("""
+        adaptor.enable()
+        x = torch.zeros(10, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph): x + 1
+        except RuntimeError as error: print(str(error).splitlines()[0])
+        try: adaptor.memory_pool()
+        except RuntimeError as error: print(error)
+        print(int((x + 1).sum()))
+    """)
+    assert "keeps no memory apart for a graph" in lines[0]
+    assert lines[1:] == ["gpumem is torch's allocator already: enable()", "10"]
+
+
+def test_the_figures_by_torchs_names(run):
+    assert run("""
+        adaptor.enable()
+        x = torch.zeros(1000, dtype=torch.uint8, device="cuda")
+        stats = adaptor.memory_stats()
+        print(stats["allocated_bytes.all.current"], stats["active.all.current"])
+        print(stats["requested_bytes.all.current"])
+        try: torch.cuda.memory_stats()
+        except RuntimeError as error: print("does not yet support" in str(error))
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        print(pool.get_limit() * 2 - torch.cuda.mem_get_info()[1] in (0, -1))
+    """) == ["1024 1", "1000", "True", "True"]
+
+
+def test_expandable_segments(run):
+    assert run("""
+        own = gpumem.MemoryPool(expandable_segments=True)
+        adaptor.enable(own)
+        like = dict(dtype=torch.uint8, device="cuda")
+        x = [torch.ones(i * MIB, **like) for i in range(1, 20)]
+        print(sum(int(t.sum(dtype=torch.int64)) for t in x) // MIB)
+        print(own.stats_by_client()["torch"]["used_bytes"] // MIB)
+    """) == ["190", "190"]
+
+
+def test_using_is_below_torchs_own_cache(run):
+    assert run("""
+        before = torch.ones(MIB, device="cuda")
+        with adaptor.using():
+            x = torch.ones(30 * MIB, dtype=torch.uint8, device="cuda")
+            print(held() // MIB >= 30, torch.cuda.memory_allocated() // MIB >= 30)
+        print(int(x.sum(dtype=torch.int64)) // MIB)
+        outside = torch.ones(64 * MIB, dtype=torch.uint8, device="cuda")
+        print(held() // MIB < 64)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph): y = before + 1
+        graph.replay()
+        print(float(y[0]))
+        pool.set_limit(size=pool.total_bytes())
+        with adaptor.using():
+            try: torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
+            except torch.OutOfMemoryError as error: print(type(error).__name__)
+        del x
+        torch.cuda.empty_cache()
+        print(held())
+        try: adaptor.enable()
+        except RuntimeError as error: print("initialized" in str(error))
+    """) == ["True True", "30", "True", "2.0", "OutOfMemoryError", "0", "True"]
+
+
+def test_two_devices(run):
+    if gpumem.get_device_count() < 2:
+        pytest.skip("needs two devices")
+    assert run("""
+        adaptor.enable()
+        x = torch.ones(4 * MIB, dtype=torch.uint8, device="cuda:0")
+        y = torch.ones(2 * MIB, dtype=torch.uint8, device="cuda:1")
+        print([pool.used_bytes(device=d) // MIB for d in (0, 1)])
+        z = x.to("cuda:1")
+        print([int(t.sum(dtype=torch.int64)) // MIB for t in (z, y)])
+        torch.cuda.set_device(1)
+        del x, y, z
+        print([pool.used_bytes(device=d) for d in (0, 1)])
+    """) == ["[4, 2]", "[4, 2]", "[0, 0]"]
+
+
+def test_threads(run):
+    assert run("""
+        import threading
+        adaptor.enable()
+        def work(n):
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for i in range(200):
+                    x = torch.full((1 + (i * 37 + n) % 500, 1000), n, device="cuda")
+                    if i % 50 == 0: bad.append(int((x != n).sum()))
+            stream.synchronize()
+        bad = []
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for t in threads: t.start()
+        for t in threads: t.join(120)
+        print(set(bad), held())
+    """) == ["{0} 0"]
+
+
+def test_live_tensors_at_the_end_are_silent(run):
+    assert run("""
+        adaptor.enable()
+        kept = [torch.zeros(MIB, device="cuda") for _ in range(10)]
+        torch.kept = kept
+        net = torch.nn.Linear(10, 10).cuda()
+        net(torch.zeros(1, 10, device="cuda")).sum().backward()
+        print("end")
+    """) == ["end"]
