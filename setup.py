@@ -149,6 +149,7 @@ setup(
     version=runpy.run_path("gpumem/_version.py")["__version__"],
     license="MIT",
     packages=["gpumem", "gpumem.interop"],
+    py_modules=["pytest_gpumem"],
     package_data={"gpumem": ["py.typed", "*.pyi", "include/*.h"]},
     ext_modules=[
         Extension(
