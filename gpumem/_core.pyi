@@ -675,6 +675,31 @@ def _torch_open(pool: _BasePool, functions: tuple[int, ...], /) -> None: ...
 def get_backend() -> str: ...
 def _config() -> dict[str, Any]: ...
 
+# ---- what gpumem.interop is made of ----
+
+@final
+class _Outlet:
+    @property
+    def pool(self) -> MemoryPool | SingleDeviceMemoryPool: ...
+    def __new__(
+        cls, pool: MemoryPool | SingleDeviceMemoryPool | None, client: str
+    ) -> Self: ...
+    def take(
+        self, size: SupportsIndex, device: SupportsIndex, stream: SupportsIndex, /
+    ) -> MemoryPointer: ...
+
+@final
+class _CuPyAllocator:
+    def __new__(
+        cls,
+        outlet: _Outlet,
+        stream: CapsuleType,
+        memory: Callable[[int, int, MemoryPointer, int], object],
+        pointer: Callable[[Any, int], object],
+        refusal: Callable[[OutOfMemoryError], object],
+    ) -> Self: ...
+    def malloc(self, size: SupportsIndex, /) -> Any: ...
+
 # ---- what gpumem.testing is made of ----
 
 def _placement(pointer: MemoryPointer, /) -> tuple[int, int]: ...

@@ -91,4 +91,14 @@ EXCHANGE = {
         "wrong = 1, {}, {**right, 'mask': 1}, {**right, 'data': (512, True)}, {\n"
         "    **right, 'strides': (9, 9)}, {**right, 'typestr': 'O'}",
     ),
+    "memory for another library": (
+        "o = _core._Outlet(pool, 'guest'); o.take(10**6, 0, 0); o.take(0, 0, 0)\n"
+        "malloc = _core._CuPyAllocator(o, capsule, make, make, refuse).malloc\n"
+        "malloc(10**6), malloc(0)\n"
+        "try: malloc(2**60)\nexcept KeyError: pass",
+        f"sys.path.append({str(HERE)!r}); import type_recipes\n"
+        "from gpumem import _core; pool = gpumem.MemoryPool()\n"
+        "capsule, make = type_recipes.stream_function(), ''.format\n"
+        "refuse = {}.__getitem__  # raises, and no frame is made for it",
+    ),
 }

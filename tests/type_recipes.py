@@ -257,6 +257,11 @@ def using_allocator(cls):
         gpumem.alloc(UNIT)
 
 
+def client(cls):
+    with cls("guest") as nothing:
+        return nothing, POOL.malloc(UNIT)
+
+
 def line(cls):
     return cls()
 
@@ -294,6 +299,40 @@ def ipc_memory(cls):
         return memory
 
 
+def stream_function():
+    """A capsule of a C function that says 0, as Cython would export it."""
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype = ctypes.py_object
+    new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    function = ctypes.cast(ctypes.pythonapi.PyErr_CheckSignals, ctypes.c_void_p)
+    return new(function, STREAM_FUNCTION, None)
+
+
+STREAM_FUNCTION = b"intptr_t (void)"  # kept here, for a capsule does not
+
+
+def outlet(cls):
+    made = cls(POOL, "guest")
+    return made, made.take(UNIT, 0, 0), made.take(0, 0, 0), made.pool
+
+
+def cupy_allocator(cls):
+    source = _core._Outlet(POOL, "guest")
+
+    def refuse(error):
+        raise KeyError(made) from error
+
+    made = cls(
+        source, stream_function(), lambda *args: args, lambda *args: args, refuse
+    )
+    POOL.set_limit(size=1)
+    try:
+        made.malloc(1 << 20)
+    except KeyError:
+        POOL.set_limit()
+    return made.malloc(UNIT), made.malloc(0)
+
+
 RECIPES = {
     "gpumem.BaseMemory": lambda cls: (cls(), repr(cls())),
     "gpumem.Memory": lambda cls: (cls(UNIT), cls(0), gpumem.malloc(UNIT)),
@@ -323,6 +362,8 @@ RECIPES = {
     "gpumem.PooledMemory": pooled,
     "gpumem.MemoryPointer": pointer,
     "gpumem._core._BasePool": refused,
+    "gpumem._core._Outlet": outlet,
+    "gpumem._core._CuPyAllocator": cupy_allocator,
     "gpumem.SingleDeviceMemoryPool": memory_pool,
     "gpumem.MemoryPool": memory_pool,
     "gpumem.Device": device,
@@ -338,6 +379,7 @@ RECIPES = {
     "gpumem.memory_hooks.LineProfileHook": hook,
     "gpumem.memory_hooks._Line": line,
     "gpumem._scope.using_allocator": using_allocator,
+    "gpumem._client.client": client,
     "gpumem.testing.Ledger": lambda cls: cls(*range(len(cls._fields))),
     "gpumem.testing.ManagedState": lambda cls: cls(0, True, None, frozenset()),
     "gpumem.testing.Call": lambda cls: cls("free", 0, 0, 0, 0),

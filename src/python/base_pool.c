@@ -31,17 +31,20 @@ empty_pointer(gmpy_state *st, int device)
     return gmpy_pointer_new(st, mem, 0, device);
 }
 
-static PyObject *
-pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
+static inline PyObject *
+pool_malloc(gmpy_state *st,
+            gm_pool *pool,
+            int device,
+            const gm_request *request,
+            const gm_stream_use *by)
 {
-    const gm_request request = gmpy_request(st, device, size);
     gm_block *block;
 
-    if (GM_UNLIKELY(gm_pool_malloc(pool, &request, &block) != GM_OK)) {
-        if (size == 0) {
+    if (GM_UNLIKELY(gm_pool_malloc(pool, request, &block) != GM_OK)) {
+        if (request->size == 0) {
             return empty_pointer(st, device);
         }
-        if (gmpy_pool_malloc_slow(st, pool, &request, &block) < 0) {
+        if (gmpy_pool_malloc_slow(st, pool, request, by, &block) < 0) {
             return NULL;
         }
     }
@@ -50,9 +53,14 @@ pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
 
 /* The same with the memory hooks called before and after. */
 GM_COLD static PyObject *
-pool_malloc_hooked(gmpy_state *st, gm_pool *pool, int device, size_t size)
+pool_malloc_hooked(gmpy_state *st,
+                   gm_pool *pool,
+                   int device,
+                   const gm_request *request,
+                   const gm_stream_use *by)
 {
     PyObject *hooks = gmpy_hooks_snapshot(st);
+    size_t size = request->size;
     size_t rounded = size <= GM_SIZE_MAX ? gm_size_round(size) : size;
     gmpy_hook_event event = {
         .device = device, .has_size = true, .size = size, .mem_size = rounded};
@@ -63,7 +71,7 @@ pool_malloc_hooked(gmpy_state *st, gm_pool *pool, int device, size_t size)
         return NULL;
     }
     if (gmpy_hooks_call(hooks, "malloc_preprocess", &event) == 0) {
-        result = pool_malloc(st, pool, device, size);
+        result = pool_malloc(st, pool, device, request, by);
     }
     if (result && gmpy_pointer_mem((gmpy_pointer *)result, &mem) < 0) {
         gmpy_drop(&result);
@@ -84,8 +92,25 @@ pool_malloc_hooked(gmpy_state *st, gm_pool *pool, int device, size_t size)
 PyObject *
 gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size)
 {
-    return GM_LIKELY(!gmpy_is_hooked(st)) ? pool_malloc(st, pool, device, size)
-                                          : pool_malloc_hooked(st, pool, device, size);
+    const gm_request request = gmpy_request(st, device, size);
+
+    return GM_LIKELY(!gmpy_is_hooked(st))
+               ? pool_malloc(st, pool, device, &request, NULL)
+               : pool_malloc_hooked(st, pool, device, &request, NULL);
+}
+
+PyObject *
+gmpy_pool_malloc_for(gmpy_state *st,
+                     gm_pool *pool,
+                     size_t size,
+                     const gm_stream_use *by,
+                     uint16_t client)
+{
+    const gm_request request = {.size = size, .key = by->key, .client = client};
+
+    return GM_LIKELY(!gmpy_is_hooked(st))
+               ? pool_malloc(st, pool, by->device, &request, by)
+               : pool_malloc_hooked(st, pool, by->device, &request, by);
 }
 
 /* ---- trimming ---- */

@@ -25,6 +25,46 @@ names(void)
     return &((gmpy_c_api *)gm_process_binding())->clients;
 }
 
+int
+gmpy_as_client(gmpy_state *st, PyObject *name, uint16_t *out)
+{
+    gm_status status;
+    const char *text;
+    Py_ssize_t length;
+
+    if (!PyUnicode_Check(name)) {
+        PyErr_Format(PyExc_TypeError, "name must be str, not %.200s",
+                     Py_TYPE(name)->tp_name);
+        return -1;
+    }
+    text = PyUnicode_AsUTF8AndSize(name, &length);
+    if (!text) {
+        return -1;
+    }
+    status = memchr(text, 0, (size_t)length)
+                 ? GM_ERR_INVALID_VALUE // C code could not name it
+                 : gm_clients_find(names(), text, (size_t)length, out);
+    if (status == GM_ERR_INVALID_VALUE) {
+        PyErr_Format(PyExc_ValueError,
+                     "name must have 1 to %d bytes in UTF-8, none of them 0, not "
+                     "%zd",
+                     GM_CLIENT_NAME_MAX, length);
+        return -1;
+    }
+    if (status == GM_ERR_TOO_LARGE) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "there are %d clients already, which is as many as can be "
+                     "told apart",
+                     GM_CLIENTS_MAX);
+        return -1;
+    }
+    if (status != GM_OK) {
+        gmpy_raise(st, status, "naming a client");
+        return -1;
+    }
+    return 0;
+}
+
 PyDoc_STRVAR(client_number_doc,
              "_client_number(name, /)\n"
              "--\n"
@@ -34,39 +74,11 @@ PyDoc_STRVAR(client_number_doc,
 static PyObject *
 client_number(PyObject *module, PyObject *name)
 {
-    gm_status status;
-    const char *text;
-    Py_ssize_t length;
-    uint16_t number = 0;
+    uint16_t number;
 
-    if (!PyUnicode_Check(name)) {
-        return PyErr_Format(PyExc_TypeError, "name must be str, not %.200s",
-                            Py_TYPE(name)->tp_name);
-    }
-    text = PyUnicode_AsUTF8AndSize(name, &length);
-    if (!text) {
-        return NULL;
-    }
-    status = memchr(text, 0, (size_t)length)
-                 ? GM_ERR_INVALID_VALUE // C code could not name it
-                 : gm_clients_find(names(), text, (size_t)length, &number);
-    if (status == GM_ERR_INVALID_VALUE) {
-        return PyErr_Format(
-            PyExc_ValueError,
-            "name must have 1 to %d bytes in UTF-8, none of them 0, not "
-            "%zd",
-            GM_CLIENT_NAME_MAX, length);
-    }
-    if (status == GM_ERR_TOO_LARGE) {
-        return PyErr_Format(PyExc_RuntimeError,
-                            "there are %d clients already, which is as many as can be "
-                            "told apart",
-                            GM_CLIENTS_MAX);
-    }
-    if (status != GM_OK) {
-        return gmpy_raise(gmpy_state_of_module(module), status, "naming a client");
-    }
-    return PyLong_FromLong(number);
+    return gmpy_as_client(gmpy_state_of_module(module), name, &number) < 0
+               ? NULL
+               : PyLong_FromLong(number);
 }
 
 PyDoc_STRVAR(

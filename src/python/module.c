@@ -12,6 +12,7 @@
 #include "imports.h"
 #include "memory_kinds.h"
 #include "module.h"
+#include "outlet.h"
 #include "pinned.h"
 #include "pools.h"
 #include "testing.h"
@@ -147,6 +148,8 @@ static int (*const types[])(PyObject *, gmpy_state *) = {
     gmpy_guard_init,
     gmpy_graph_init,
     gmpy_c_init,
+    gmpy_outlet_init,
+    gmpy_cupy_allocator_init,
 };
 
 static int

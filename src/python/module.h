@@ -53,6 +53,7 @@
     X(GraphType)                                                                       \
     X(ThreadSettingsType)                                                              \
     X(GuardType)                                                                       \
+    X(OutletType)                                                                      \
     X(gc_collect) /* the function gc.collect */                                        \
     X(gc_get_count)                                                                    \
     X(OutOfMemoryError)                                                                \

@@ -152,7 +152,7 @@ pinned_pool_miss(gmpy_state *st,
         return -1;
     }
     gmpy_watch_look(st, true);
-    return gmpy_pool_malloc_slow(st, pool, request, out);
+    return gmpy_pool_malloc_slow(st, pool, request, NULL, out);
 }
 
 static PyObject *

@@ -12,10 +12,12 @@
 /* ---- rescue.c ---- */
 
 /* The way of a request that the cache could not serve at once: with all means, and an
- * exception that says why not. 0 or -1. The caller keeps the pool alive. */
+ * exception that says why not. `by` is the stream that it is for, NULL the calling
+ * thread's current one. 0 or -1. The caller keeps the pool alive. */
 int gmpy_pool_malloc_slow(gmpy_state *st,
                           gm_pool *pool,
                           const gm_request *request,
+                          const struct gm_stream_use *by,
                           gm_block **out);
 
 /* ---- base_pool.c ---- */
@@ -48,6 +50,13 @@ int gmpy_base_pool_init(PyObject *module, gmpy_state *st);
  * MemoryPointer: new reference. The caller keeps the pool alive. */
 PyObject *gmpy_pool_malloc(gmpy_state *st, gm_pool *pool, int device, size_t size);
 
+/* The same for a stream and on a client's account. */
+PyObject *gmpy_pool_malloc_for(gmpy_state *st,
+                               gm_pool *pool,
+                               size_t size,
+                               const struct gm_stream_use *by,
+                               uint16_t client);
+
 /* ---- pool_stats.c, clients.c ---- */
 
 /* The `device` argument of a method that has no other: *out is borrowed. 0 or -1. */
@@ -77,6 +86,9 @@ GMPY_POOL_STATS_METHODS(GMPY_POOL_STATS_METHOD)
 #undef GMPY_POOL_STATS_METHOD
 
 /* ---- clients.c ---- */
+
+/* The number of the client of that name, which gets one. 0 or -1. */
+int gmpy_as_client(gmpy_state *st, PyObject *name, uint16_t *out);
 
 extern PyMethodDef gmpy_clients_methods[];
 

@@ -252,6 +252,7 @@ GM_COLD int
 gmpy_pool_malloc_slow(gmpy_state *st,
                       gm_pool *pool,
                       const gm_request *request,
+                      const gm_stream_use *by,
                       gm_block **out)
 {
     gmpy_rescue rescue = {
@@ -261,7 +262,7 @@ gmpy_pool_malloc_slow(gmpy_state *st,
         .outer = gmpy_this_rescue,
     };
     int device = gm_pool_device(pool);
-    gm_stream_use by = current_use(st, device);
+    const gm_stream_use use = by ? *by : current_use(st, device);
     gm_status status;
 
     gmpy_upstreams_look(st);
@@ -269,7 +270,7 @@ gmpy_pool_malloc_slow(gmpy_state *st,
     gmpy_this_rescue = &rescue;
     gmpy_upstream_count(pool, 1); // the request under way
     Py_BEGIN_ALLOW_THREADS
-    status = gmpy_rescue_run(&rescue, request, device < 0 ? NULL : &by, out);
+    status = gmpy_rescue_run(&rescue, request, device < 0 ? NULL : &use, out);
     Py_END_ALLOW_THREADS
     gmpy_upstream_count(pool, -1);
     if (status != GM_OK) {
