@@ -3,7 +3,7 @@
 there is little.
 
 b5  the smallest limit under which the whole trace completes, over the peak of what it
-    has live: bisected to 2 MiB, and attempted at each half percent above, as
+    has live: in steps of half a percent, then bisected to 2 MiB, as
     `python -m gpumem replay --smallest-limit` does. An attempt is one pass from an
     empty pool
 b6  without a limit, what is held at the most over that peak, and the first pass, with
@@ -27,7 +27,7 @@ from benchmarks.plan import DOES_NOT_COMPLETE, Plan, Row
 from benchmarks.replays import replay_case
 from benchmarks.sequences import Sequence, of_trace
 from benchmarks.timing import quiet
-from gpumem._smallest import PAGE, bisect, steps
+from gpumem._smallest import search
 
 LIMITS = (0.0, 1.20, 1.10, 1.05, 1.03)  # times the peak; 0 is none
 RATIO = "of the peak that is live"
@@ -54,17 +54,31 @@ def one_pass(contender: Contender, sequence: Sequence, passes: int = 1) -> list[
     try:
         with quiet():
             for _ in range(passes):
+                live[:] = [None] * sequence.places
                 found.append(case.timed(1) / sequence.events)
     except Exception as error:
         if not _is_short(error):
             raise
-        for block in filter(None, live):
-            give(block, 0, None)
+        if contender.give:
+            for place in _held(sequence, live):
+                give(live[place], 0, None)
         raise Short(str(error)) from None
     finally:
         live.clear()
         contender.lanes([0])[0][1]()
     return found
+
+
+def _held(sequence: Sequence, live: list[Any]) -> set[int]:
+    """Where blocks are that have to be given back, after a pass that broke off at the
+    first block that is not there. A trace takes each place once."""
+    held: set[int] = set()
+    for _, events in sequence.runs:
+        for place, _, taking in events:
+            if taking and live[place] is None:
+                return held
+            (held.add if taking else held.discard)(place)
+    return held
 
 
 # ---- b5 ----
@@ -92,13 +106,9 @@ def smallest_row(name: str, make: Maker, sequence: Sequence) -> Row:
     if held is None:
         row.error = DOES_NOT_COMPLETE
         return row
-    least, most = (peak - 1) // PAGE * PAGE, -(-held // PAGE) * PAGE
-
-    def completes(limit: int) -> bool:
-        return _attempt(make, sequence, limit) is not None
-
-    found = bisect(least, max(most, least + PAGE), completes)
-    vain = [limit for limit in steps(peak, found) if not completes(limit)]
+    found, vain = search(
+        peak, held, lambda limit: _attempt(make, sequence, limit) is not None
+    )
     row.median = row.low = row.high = found / peak
     row.samples = 1
     row.extra = {"limit_bytes": found}

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: MIT
 """The smallest limit under which a trace completes.
 
-Every attempt is one pass with a new pool under a limit. The limit is bisected to 2 MiB,
-a page of the device's memory: below is the peak of what the trace has live, which
-nothing can do with less than, above what the pool held at the most without a limit.
+Every attempt is one pass with a new pool under a limit. First steps of half a percent
+of the peak are attempted, from the peak of what the trace has live, which nothing can
+do with less than, until one will do, and in any case up to 1.05 of it. Between the
+first that will do and the one before, the limit is bisected to 2 MiB, a page of the
+device's memory.
 
 More is not always enough where less was: a limit decides when idle segments go back,
-and so where everything after that is put. So each step of half a percent of the peak
-above what was found is attempted as well, up to five percent, and those under which the
-trace does not complete are told.
+and so where everything after that is put. That is why a limit is not bisected from the
+start, and steps above the one that was found are told under which the trace does not
+complete.
 
 Threading: as _replay.py.
 """
@@ -61,10 +63,26 @@ def bisect(failing: int, completing: int, completes: Callable[[int], bool]) -> i
     return completing
 
 
-def steps(peak: int, above: int) -> list[int]:
-    """The limits above `above` at each half percent of `peak` up to 1.05 of it."""
-    limits = [peak + peak * part // 1000 for part in range(0, _LAST + 1, _STEP)]
-    return [limit for limit in limits if limit > above]
+def search(
+    peak: int, held: int, completes: Callable[[int], bool]
+) -> tuple[int, list[int]]:
+    """The smallest limit, and the steps above it that were attempted in vain, for a
+    trace whose peak is `peak`, of which `held` bytes were held without a limit."""
+    failing = (peak - 1) // PAGE * PAGE if peak else 0
+    completing = 0
+    vain: list[int] = []
+    part = 0
+    while part <= _LAST or not completing:
+        limit = peak + peak * part // 1000
+        part += _STEP
+        if limit >= held or completes(limit):
+            completing = completing or max(-(-min(limit, held) // PAGE), 1) * PAGE
+        else:
+            vain.append(limit)
+            if not completing:
+                failing = max(failing, limit // PAGE * PAGE)
+    found = bisect(failing, completing, completes)
+    return found, [limit for limit in vain if limit > found]
 
 
 def smallest_limit(
@@ -97,9 +115,6 @@ def smallest_limit(
     held = attempt(0)
     if held is None:
         return Smallest(None, None)
-    failing = (peak - 1) // PAGE * PAGE if peak else 0
-    completing = max(-(-held // PAGE), 1) * PAGE
-    found = bisect(failing, completing, lambda limit: attempt(limit) is not None)
-    failures = [limit for limit in steps(peak, found) if attempt(limit) is None]
+    found, failures = search(peak, held, lambda limit: attempt(limit) is not None)
     ratio = round(found / peak, 6) if peak else None
     return Smallest(found, ratio, tuple(failures))

@@ -107,9 +107,20 @@ def test_each_half_percent_above_is_attempted(tmp_path, monkeypatch):
     found = smallest_limit(trace, gpumem.MemoryPool)
     assert 1.02 <= found.ratio <= 1.02 + PAGE / peak
     assert found.failures == tuple(vain)
-    above = [peak * part // 1000 for part in range(1000, 1051, 5)]
-    expected = [limit for limit in above if limit > found.limit_bytes]
-    assert asked[-len(expected) :] == expected
+    assert asked[1:12] == [peak * part // 1000 for part in range(1000, 1051, 5)]
+
+
+def test_the_first_step_that_will_do_counts_also_far_above():
+    """Where 1.2 to 1.3 and 1.5 on will do, the lower ones are found."""
+    peak = 1000 * PAGE
+
+    def does(limit):
+        return 1.2 * peak <= limit < 1.3 * peak or limit >= 1.5 * peak
+
+    assert _smallest.search(peak, 2 * peak, does) == (1200 * PAGE, [])
+    assert _smallest.search(peak, 2 * peak, lambda limit: limit >= peak) == (peak, [])
+    assert _smallest.search(peak, peak, lambda limit: 1 / 0) == (peak, [])
+    assert _smallest.search(0, 0, lambda limit: 1 / 0) == (PAGE, [])
 
 
 def test_a_pool_that_holds_more_than_its_limit_is_caught(tmp_path, monkeypatch):
