@@ -3,6 +3,7 @@
 
 import ctypes
 import gc
+import sys
 import threading
 from ctypes import byref, c_void_p
 
@@ -189,6 +190,22 @@ def test_an_older_struct_is_filled_as_far_as_it_goes(lib, pool, holder):
     lib.give(address)
 
 
+def test_the_table_has_the_exported_functions():
+    """In the order of the header's struct, so that the places of a table that was
+    compiled in are the same."""
+    words = ctypes.sizeof(c_void_p)
+    table = c.table()
+    size = ctypes.c_size_t.from_address(table).value
+    assert size == (2 + len(c.FUNCTIONS)) * words
+    assert ctypes.c_uint.from_address(table + words).value == 1
+    symbols = ctypes.CDLL(_core.__file__)
+    symbols.gpumem_get_api.restype = c_void_p
+    assert symbols.gpumem_get_api() == table
+    for place, name in enumerate(c.FUNCTIONS, 2):
+        symbol = ctypes.cast(getattr(symbols, f"gpumem_{name}"), c_void_p).value
+        assert c_void_p.from_address(table + place * words).value == symbol, name
+
+
 # ---- what goes wrong ----
 
 
@@ -341,6 +358,8 @@ def test_a_thread_of_c_needs_no_interpreter(pool, probe):
 
 def test_a_thread_of_c_may_have_garbage_collected(pool, probe, no_automatic_collection):
     """It attaches itself; the caller has let go of the interpreter."""
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        pytest.skip("without the interpreter's lock what this thread made ends in it")
     lib = c.Library()
     holder = lib.hold(pool)
     pool.set_limit(size=MIB)

@@ -117,6 +117,9 @@ scratch_exec(PyObject *module)
 
 static PyModuleDef_Slot scratch_slots[] = {
     {Py_mod_exec, (void *)scratch_exec},
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* nothing here is shared but the table */
+#endif
     {0, NULL},
 };
 
