@@ -19,7 +19,6 @@ except ModuleNotFoundError:  # a source tree that was not built, see _source_tre
     use_installed(__path__)
     from gpumem._core import get_backend
 
-from gpumem._client import client
 from gpumem._config import get_include, show_config
 from gpumem._core import (
     BaseMemory,
@@ -78,7 +77,7 @@ from gpumem._core import (
 )
 from gpumem._ipc import IPCBufferDescriptor
 from gpumem._memory_hook import MemoryHook, add_process_hook, remove_process_hook
-from gpumem._scope import using_allocator
+from gpumem._scope import client, using_allocator
 from gpumem._version import __version__
 
 __all__ = [
