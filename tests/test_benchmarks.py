@@ -32,6 +32,7 @@ from benchmarks import (  # noqa: E402
     flat,
     guard,
     hot,
+    libraries,
     peers,
     plan,
     plots,
@@ -342,6 +343,42 @@ def test_a_peer_that_fails_is_a_row_with_its_error():
     assert found["gpumem"].median > 0 and found["gpumem"].over_object > 0
     assert found["gpumem"].samples == 3 * PACE.rounds  # one group for each
     assert not any(command.is_wrong(row) for row in rows)
+
+
+def test_programs_that_computed_something_else_are_told():
+    same = [(1.0).hex(), (2.0).hex(), (-4.0).hex()]
+    assert libraries.difference(same, same) == "same results"
+    other = [(1.0).hex(), (2.5).hex(), (-4.2).hex()]
+    told = libraries.difference(other, same)
+    assert told == "results differ from step 1 on, by 2.5e-01 at the most"
+
+
+def test_each_allocator_is_a_process_with_its_environment(monkeypatch):
+    ran = []
+
+    def run(words, timeout, **environment):
+        program, who, steps = words[-3:]
+        ran.append((program, who, "PYTORCH_CUDA_ALLOC_CONF" in environment))
+        if who == "gpumem, expandable":
+            return subprocess.CompletedProcess(words, 1, "", "one\nno room\n")
+        results = [(2.0 if who == "gpumem" else 1.0).hex()]
+        found = {"ms": [3, 1, 2], "peak_mib": 7.5, "results": results}
+        return subprocess.CompletedProcess(words, 0, json.dumps(found), "")
+
+    monkeypatch.setattr(libraries.programs, "run", run)
+    rows = list(libraries.gpt2(replace(PLAN, peers={"torch": None})))
+    assert ran == [
+        ("gpt2", "torch", False),
+        ("gpt2", "torch, expandable", True),
+        ("gpt2", "gpumem", False),
+        ("gpt2", "gpumem, expandable", False),
+    ]
+    time, peak = rows[:2]
+    assert (time.case, time.who, time.note) == ("gpt2, time", "torch", "same results")
+    assert (time.median, time.low, time.high, time.samples) == (2, 1, 3, 3)
+    assert (peak.case, peak.unit, peak.median) == ("gpt2, peak", "MiB held", 7.5)
+    assert rows[4].note.startswith("results differ from step 0 on, by 1.0e+00")
+    assert (rows[6].who, rows[6].error) == ("gpumem, expandable", "no room")
 
 
 def test_without_a_gpu_there_are_no_peers():
