@@ -127,3 +127,63 @@ def test_the_environment_says_0_or_1(monkeypatch):
     monkeypatch.setenv("GPUMEM_EXPANDABLE_SEGMENTS", "yes")
     with pytest.raises(ValueError, match="GPUMEM_EXPANDABLE_SEGMENTS is 'yes'"):
         gpumem.MemoryPool().malloc(1)
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_trimming_keeps_what_is_wanted(expandable):
+    pool = gpumem.MemoryPool(expandable_segments=expandable)
+    held = [pool.malloc(PAGE) for _ in range(6)]
+    kept = held.pop()
+    del held
+    assert pool.trim(4 * PAGE) == 2 * PAGE
+    assert pool.total_bytes() == 4 * PAGE
+    pool.set_reserve(3 * PAGE)
+    assert pool.stats()["reserve_bytes"] == 3 * PAGE
+    assert pool.trim() == PAGE
+    pool.free_all_blocks()
+    assert pool.total_bytes() == 3 * PAGE
+    pool.set_reserve(0)
+    assert pool.trim(target_bytes=0) == 2 * PAGE
+    assert pool.total_bytes() == kept.mem.size == PAGE
+
+
+def test_a_request_without_memory_takes_no_heed_of_a_reserve():
+    pool = gpumem.MemoryPool(expandable_segments=True)
+    pool.set_reserve(8 * PAGE)
+    pool.malloc(8 * PAGE)
+    other = gpumem.MemoryPool()
+    free, _ = gpumem.Device().mem_info
+    assert other.malloc(free + 2 * PAGE).mem.size == free + 2 * PAGE
+    assert pool.total_bytes() == 0
+
+
+def test_nobody_waits_for_what_goes_back(pool):
+    stream = gpumem.Stream(non_blocking=True)
+    with stream:
+        held = pool.malloc(4 * PAGE)
+        held.memset_async(1, 4 * PAGE, stream)
+    with testing.hold_stream(stream):
+        del held
+        pool.free_all_blocks()
+        stats = pool.stats()
+        assert stats["pending_release_bytes"] == stats["total_bytes"] == 4 * PAGE
+        assert stats["free_bytes"] == 0
+    stream.synchronize()
+    assert pool.stats()["total_bytes"] == 0
+    assert testing.ledger().faults == 0
+
+
+def test_pages_of_another_stream_serve_a_request(pool):
+    pool.set_limit(8 * PAGE)
+    one, other = gpumem.Stream(non_blocking=True), gpumem.Stream(non_blocking=True)
+    with one:
+        held = [pool.malloc(PAGE) for _ in range(8)]
+        del held[::2]
+    with other, testing.call_log() as calls:
+        taken = pool.malloc(4 * PAGE)
+    names = [call.name for call in calls]
+    assert names.count("stream_wait_event") == 1
+    assert names.count("vm_map") == 4
+    assert not {"vm_unmap", "vm_create", "device_synchronize"} & set(names)
+    assert pool.total_bytes() == 8 * PAGE
+    del taken

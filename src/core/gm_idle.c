@@ -42,7 +42,7 @@ pool_unlink_locked(gm_pool *pool, gm_segment *segment)
 }
 
 gm_segment *
-gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena)
+gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena, size_t floor)
 {
     gm_segment *chain = NULL;
     gm_segment **link = &chain;
@@ -51,7 +51,8 @@ gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena)
     while (segment) {
         gm_segment *next = segment->next;
 
-        if (gm_segment_is_idle(segment) && (!arena || segment->arena == arena)) {
+        if (gm_segment_is_idle(segment) && (!arena || segment->arena == arena) &&
+            pool->stats.total_bytes - segment->size >= floor) {
             pool_unlink_locked(pool, segment);
             segment->next = NULL;
             *link = segment;
@@ -103,9 +104,9 @@ gm_pool_give_back(gm_pool *pool, gm_segment *chain)
     return bytes;
 }
 
-/* Releases the idle segments of `arena_key`, or all where it is NULL. */
+/* Releases what is idle of `arena_key`, or all where it is NULL, but `floor` bytes. */
 static size_t
-release_idle(gm_pool *pool, const gm_stream_key *arena_key)
+release_idle(gm_pool *pool, const gm_stream_key *arena_key, size_t floor)
 {
     gm_segment *chain = NULL;
     gm_arena *arena = NULL;
@@ -122,25 +123,72 @@ release_idle(gm_pool *pool, const gm_stream_key *arena_key)
         arena = gm_arena_search(&pool->arenas, *arena_key);
     }
     if (!arena_key || arena) {
-        chain = gm_pool_unlink_idle_locked(pool, arena);
+        chain = gm_pool_unlink_idle_locked(pool, arena, floor);
     }
     gm_pool_unlock(pool);
-    return gm_pool_give_back(pool, chain) + gm_pages_release(pool, arena_key, 0);
+    return gm_pool_give_back(pool, chain) + gm_pages_release(pool, arena_key, floor);
 }
 
-size_t
-gm_pool_release_idle(gm_pool *pool)
+static size_t
+reserve_of(gm_pool *pool)
+{
+    size_t reserve;
+
+    if (gm_process_is_forked()) {
+        return 0;
+    }
+    gm_pool_lock(pool);
+    reserve = pool->stats.reserve_bytes;
+    gm_pool_unlock(pool);
+    return reserve;
+}
+
+/* The same of all streams, and of what was needed for it. */
+static size_t
+trim(gm_pool *pool, size_t floor)
 {
     size_t bytes;
 
     gm_pools_sweep();
-    bytes = release_idle(pool, NULL);
+    bytes = release_idle(pool, NULL, floor);
     gm_marks_trim(pool); // those of what came free are spare by now
     return bytes;
 }
 
 size_t
+gm_pool_release_idle(gm_pool *pool)
+{
+    return trim(pool, reserve_of(pool));
+}
+
+size_t
 gm_pool_release_idle_of(gm_pool *pool, gm_stream_key key)
 {
-    return release_idle(pool, &key);
+    return release_idle(pool, &key, reserve_of(pool));
+}
+
+size_t
+gm_pool_trim(gm_pool *pool, size_t target)
+{
+    size_t reserve = reserve_of(pool);
+
+    return trim(pool, target > reserve ? target : reserve);
+}
+
+size_t
+gm_pool_reclaim_idle(gm_pool *pool)
+{
+    return trim(pool, 0) + gm_pages_settle(pool, true);
+}
+
+gm_status
+gm_pool_set_reserve(gm_pool *pool, size_t bytes)
+{
+    if (gm_process_is_forked()) {
+        return GM_ERR_FORKED;
+    }
+    gm_pool_lock(pool);
+    pool->stats.reserve_bytes = bytes;
+    gm_pool_unlock(pool);
+    return GM_OK;
 }

@@ -193,9 +193,16 @@ GM_MUST_CHECK gm_status gm_pool_range(gm_pool *pool,
 size_t gm_pool_release_idle(gm_pool *pool);
 size_t gm_pool_release_idle_of(gm_pool *pool, gm_stream_key key);
 
-/* The same of all pools on a device, for a request outside of them that failed with
- * `why`: for a limit, only of those that may lie over what has it. Waits for what is
- * pending there. */
+/* The same as long as the pool then holds no less than `target` bytes. */
+size_t gm_pool_trim(gm_pool *pool, size_t target);
+
+/* The least total, in bytes, that giving back what is idle leaves; 0, as in a new pool,
+ * for none. A request that finds no memory and the pool's end take no heed of it. */
+gm_status gm_pool_set_reserve(gm_pool *pool, size_t bytes);
+
+/* The same of all pools on a device, reserves or not, for a request outside of them
+ * that failed with `why`: for a limit, only of those that may lie over what has it.
+ * Waits for what is pending there. */
 size_t gm_pools_release_idle(int device, gm_status why);
 
 /* Highest total in bytes, 0 for none. Where more is held, idle segments go back as by

@@ -378,8 +378,14 @@ gm_is_shortage(gm_status status)
 /* ---- gm_idle.c ---- */
 
 /* Takes every idle segment, or every one of `arena` unless that is NULL, out of the
- * pool, chained by `next`. Their bytes count as releasing until gm_pool_give_back. */
-gm_segment *gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena);
+ * pool, chained by `next`, but for those without which it would hold less than `floor`
+ * bytes. Their bytes count as releasing until gm_pool_give_back. */
+gm_segment *
+gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena, size_t floor);
+
+/* As gm_pool_release_idle for a request that finds no memory: reserves or not, and
+ * waits for pages. */
+size_t gm_pool_reclaim_idle(gm_pool *pool);
 
 /* Gives the pieces of such a chain upstream, without the lock. Returns bytes. */
 size_t gm_pool_give_back(gm_pool *pool, gm_segment *chain);

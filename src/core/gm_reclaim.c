@@ -71,7 +71,7 @@ release_siblings(const gm_pool *pool, int device, bool over)
     while ((sibling = gm_pool_next_sibling(pool, device, &after)) != NULL) {
         if (!over || may_lie_over_another(sibling)) {
             (void)gm_pool_settle_all(sibling); // as much as comes free goes below
-            bytes += gm_pool_release_idle(sibling) + gm_pages_settle(sibling, true);
+            bytes += gm_pool_reclaim_idle(sibling);
         }
         gm_pool_lock(sibling); // its owner may have let go of it meanwhile
         gm_pool_leave(sibling);
@@ -134,7 +134,7 @@ reclaim(gm_pool *pool, reclaim_stage stage, gm_status why, const gm_rescue *resc
     case RECLAIM_PENDING:
         return gm_pool_settle_all(pool) > 0;
     case RECLAIM_OWN:
-        return gm_pool_release_idle(pool) + gm_pages_settle(pool, true) > 0;
+        return gm_pool_reclaim_idle(pool) > 0;
     case RECLAIM_SIBLINGS:
         return release_others(pool, why, rescue) > 0;
     case RECLAIM_LEND: // frees nothing: see pool_attempt_all

@@ -25,6 +25,7 @@
     X(captured_bytes, "bytes given back that only a recorded graph may use again")     \
     X(total_bytes, "bytes held from upstream")                                         \
     X(limit_bytes, "highest total allowed, 0 for none")                                \
+    X(reserve_bytes, "total that is kept where idle memory goes back")                 \
     X(peak_requested_bytes, "highest requested_bytes since the peaks were reset")      \
     X(peak_used_bytes, "highest used_bytes since then")                                \
     X(peak_free_bytes, "highest free_bytes since then")                                \

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * The base type of MemoryPool and SingleDeviceMemoryPool: allocating through a native
- * pool, and the methods that trim one, bound it, or say whom to ask when memory runs
- * out. Those that only read are in pool_stats.c, what a request does that the cache
- * cannot serve in rescue.c.
+ * pool, and the methods that bound one, or say whom to ask when memory runs out. Those
+ * that give memory back are in pool_trim.c, those that only read in pool_stats.c, what
+ * a request does that the cache cannot serve in rescue.c.
  *
  * Cost: gmpy_pool_malloc on a hit is the core's hit plus two objects from free lists.
  * Threading: everything may be called from any thread. Anything that may wait, for a
@@ -113,73 +113,6 @@ gmpy_pool_malloc_for(gmpy_state *st,
                : pool_malloc_hooked(st, pool, by->device, &request, by);
 }
 
-/* ---- trimming ---- */
-
-/* Gives idle memory back, of one stream or with NULL of all. 0 or -1. */
-static int
-release_idle(PyObject *op, PyObject *device_arg, const gmpy_stream_ref *one)
-{
-    gmpy_any_pool *self = (gmpy_any_pool *)op;
-    gm_stream_key key = GM_STREAM_KEY_DEFAULT;
-    gm_pool *pool;
-    int device;
-    int found;
-
-    gmpy_upstreams_look(self->st);
-    gmpy_guards_look(self->st);
-    gmpy_parked_look(self->st);
-    found = self->find(self, device_arg, false, &pool, &device);
-    if (found >= 0 && one &&
-        ((device >= 0 && gmpy_stream_check_device(self->st, one, device) < 0) ||
-         gmpy_stream_ref_key(self->st, one, &key) < 0)) {
-        return -1;
-    }
-    if (found > 0) {
-        Py_BEGIN_ALLOW_THREADS(void)
-        (one ? gm_pool_release_idle_of(pool, key) : gm_pool_release_idle(pool));
-        Py_END_ALLOW_THREADS
-    }
-    gmpy_watch_look(self->st, true);
-    return found < 0 ? -1 : 0;
-}
-
-static PyObject *
-pool_free_all_blocks(PyObject *self,
-                     PyObject *const *args,
-                     Py_ssize_t nargs,
-                     PyObject *kwnames)
-{
-    static const gmpy_signature signature = {
-        "free_all_blocks", 2, 0, 1, {"stream", "device"}};
-    gmpy_state *st = ((gmpy_any_pool *)self)->st;
-    PyObject *given[2];
-    gmpy_stream_ref stream;
-    bool one;
-
-    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0) {
-        return NULL;
-    }
-    one = given[0] && given[0] != Py_None;
-    if (one && gmpy_as_stream(st, given[0], &stream) < 0) {
-        return NULL;
-    }
-    if (release_idle(self, given[1], one ? &stream : NULL) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-pool_free_all_free(PyObject *self, PyObject *Py_UNUSED(ignored))
-{
-    if (PyErr_WarnEx(PyExc_DeprecationWarning,
-                     "free_all_free is deprecated; use free_all_blocks", 1) < 0 ||
-        release_idle(self, NULL, NULL) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
 /* ---- the limit ---- */
 
 static PyObject *
@@ -287,31 +220,6 @@ PyDoc_STRVAR(
     "\n"
     "Returns what set_out_of_memory_callback() was given last, None for none.");
 PyDoc_STRVAR(
-    free_all_blocks_doc,
-    "free_all_blocks($self, stream=None, *, device=None)\n"
-    "--\n"
-    "\n"
-    "Gives cached memory back to the device.\n"
-    "\n"
-    "Only whole segments go: a segment with a block in it that is live, or that\n"
-    "another stream may still use, stays. Waits until the device has stopped using\n"
-    "what goes. While a graph is being recorded nothing goes; all that is cached\n"
-    "does when the recording ends.\n"
-    "\n"
-    "Args:\n"
-    "    stream (Stream): only what that stream cached; everything if None.\n"
-    "    device (int or Device): which device's pool; the current one's if None.\n"
-    "\n"
-    "Raises:\n"
-    "    TypeError: stream is not a stream.\n"
-    "    ValueError: there is no such device, or stream or a\n"
-    "        SingleDeviceMemoryPool is of another one.");
-PyDoc_STRVAR(free_all_free_doc,
-             "free_all_free($self, /)\n"
-             "--\n"
-             "\n"
-             "Deprecated name of free_all_blocks().");
-PyDoc_STRVAR(
     set_limit_doc,
     "set_limit($self, size=None, fraction=None, *, device=None)\n"
     "--\n"
@@ -332,9 +240,8 @@ PyDoc_STRVAR(
     "        device, or a SingleDeviceMemoryPool is on another one.\n"
     "    TypeError: size is not an integer, or fraction not a number.");
 static PyMethodDef base_pool_methods[] = {
-    {"free_all_blocks", (PyCFunction)(void (*)(void))pool_free_all_blocks,
-     METH_FASTCALL | METH_KEYWORDS, free_all_blocks_doc},
-    {"free_all_free", pool_free_all_free, METH_NOARGS, free_all_free_doc},
+    {"free_all_free", gmpy_pool_free_all_free, METH_NOARGS,
+     gmpy_pool_free_all_free_doc},
     {"set_limit", (PyCFunction)(void (*)(void))pool_set_limit,
      METH_FASTCALL | METH_KEYWORDS, set_limit_doc},
     {"set_out_of_memory_callback", pool_set_out_of_memory_callback, METH_O,
@@ -344,7 +251,7 @@ static PyMethodDef base_pool_methods[] = {
 #define METHOD(name)                                                                   \
     {#name, (PyCFunction)(void (*)(void))gmpy_pool_##name,                             \
      METH_FASTCALL | METH_KEYWORDS, gmpy_pool_##name##_doc},
-    GMPY_POOL_STATS_METHODS(METHOD)
+    GMPY_POOL_TRIM_METHODS(METHOD) GMPY_POOL_STATS_METHODS(METHOD)
 #undef METHOD
         {0},
 };

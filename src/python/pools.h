@@ -57,6 +57,26 @@ PyObject *gmpy_pool_malloc_for(gmpy_state *st,
                                const struct gm_stream_use *by,
                                uint16_t client);
 
+/* ---- pool_trim.c ---- */
+
+/* The methods of both pool types that give memory back; for each there is a function
+ * gmpy_pool_NAME and a text gmpy_pool_NAME_doc. */
+#define GMPY_POOL_TRIM_METHODS(X)                                                      \
+    X(free_all_blocks)                                                                 \
+    X(trim)                                                                            \
+    X(set_reserve)
+
+#define GMPY_POOL_TRIM_METHOD(name)                                                    \
+    PyObject *gmpy_pool_##name(PyObject *self, PyObject *const *args,                  \
+                               Py_ssize_t nargs, PyObject *kwnames);                   \
+    extern const char gmpy_pool_##name##_doc[];
+GMPY_POOL_TRIM_METHODS(GMPY_POOL_TRIM_METHOD)
+#undef GMPY_POOL_TRIM_METHOD
+
+/* The deprecated one, which takes no argument. */
+PyObject *gmpy_pool_free_all_free(PyObject *self, PyObject *ignored);
+extern const char gmpy_pool_free_all_free_doc[];
+
 /* ---- pool_stats.c, clients.c ---- */
 
 /* The `device` argument of a method that has no other: *out is borrowed. 0 or -1. */
