@@ -305,13 +305,31 @@ def runs() -> list[tuple[dict[str, Any], list[Row]]]:
     return sorted(found, key=lambda run: str(run[0]["machine"]["date"]), reverse=True)
 
 
-def _told(
-    line: Line, recorded: list[tuple[dict[str, Any], list[Row]]]
-) -> tuple[str, str] | None:
+Run = tuple[dict[str, Any], list[Row]]
+
+
+def _together(first: Run, others: list[Run], bench: str) -> list[Row]:
+    """The rows of a benchmark in a run and in older ones of the same commit and device:
+    what takes long is measured in parts. Of a row that several have, the newest."""
+    about, _ = first
+    rows: dict[tuple[str, str], Row] = {}
+    for other, some in [first, *others]:
+        if other["machine"].get("commit") == about["machine"].get("commit") and (
+            other["device"],
+            other["build"],
+        ) == (about["device"], about["build"]):
+            for row in some:
+                if row.bench == bench:
+                    rows.setdefault((row.case, row.who), row)
+    return list(rows.values())
+
+
+def _told(line: Line, recorded: list[Run]) -> tuple[str, str] | None:
     """What the newest run that has it says, and on what it ran."""
-    for about, rows in recorded:
+    for number, run in enumerate(recorded):
+        about, _ = run
         if line.build in ("", about["build"]):
-            text = line.tell([row for row in rows if row.bench == line.bench])
+            text = line.tell(_together(run, recorded[number + 1 :], line.bench))
             if text is not None:
                 return text, str(about["device"])
     return None

@@ -246,3 +246,18 @@ def test_pictures_of_limits(tmp_path):
     assert [path.name for path in drawn] == [
         *("stem_limits.svg", "stem_held.svg", "stem_tight.svg"),
     ]
+
+
+def test_parts_of_one_commit_are_told_together():
+    def run(commit, *rows):
+        about = {"machine": {"commit": commit}, "device": "H", "build": "b"}
+        return about, list(rows)
+
+    who = "gpumem, expandable"
+    recorded = [
+        run("new", row("b5", "a", who, 1.01), row("b6", "a, held", who, 1.02)),
+        run("new", row("b5", "b", who, 1.03), row("b5", "a", who, 9.0)),
+        run("old", row("b5", "c", who, 9.0)),
+    ]
+    (line,) = [line for line in table.LINES if line.measure.startswith("smallest")]
+    assert table._told(line, recorded) == ("1.010 to 1.030, 1.020 mean", "H")
