@@ -172,9 +172,12 @@ def _use(library: str, allocator: str) -> Callable[[], int]:
         pool = gpumem.MemoryPool(expandable_segments="expandable" in allocator)
         import_module(f"gpumem.interop.{library}").enable(pool)
         return lambda: int(pool.stats()["peak_total_bytes"])
-    if library == "cupy":  # its pool gives nothing back while there is memory
-        return import_module("cupy").get_default_memory_pool().total_bytes  # type: ignore[no-any-return]
-    return import_module("torch").cuda.max_memory_reserved  # type: ignore[no-any-return]
+    tells: Callable[[], int] = (
+        import_module("cupy").get_default_memory_pool().total_bytes  # never trimmed
+        if library == "cupy"
+        else import_module("torch").cuda.max_memory_reserved
+    )
+    return tells
 
 
 def run(program: str, allocator: str, steps: int) -> dict[str, Any]:
