@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpumem import _core
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    Pool: TypeAlias = _core.MemoryPool | _core.SingleDeviceMemoryPool
+# What a library can be given.
+Pool = _core.MemoryPool | _core.SingleDeviceMemoryPool
 
 
 def load(name: str, library: str) -> Any:

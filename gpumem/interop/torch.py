@@ -175,8 +175,8 @@ def memory_pool(pool: Pool | None = None) -> Any:
 def using(pool: Pool | None = None, device: Any = None) -> Iterator[None]:
     """Has torch take memory from gpumem in a with statement, in one thread.
 
-    torch caches what it took, and serves only requests inside such a statement from it;
-    torch.cuda.empty_cache() gives back what is not in use.
+    torch keeps what it took for later requests inside such statements, to the end of
+    the process: torch.cuda.empty_cache() leaves a MemPool alone.
 
     Args:
         pool (MemoryPool): as for enable.
