@@ -40,12 +40,11 @@ current_of_handle(const gmpy_state *st, int device, gm_stream handle)
 static int
 use_of(gmpy_state *st, int device, gm_stream handle, gm_stream_use *out)
 {
+    const gmpy_stream_ref per_thread = {
+        .handle = handle, .device = device, .of = device};
     const gmpy_current *current;
-    const gmpy_stream_ref ref = {
-        .handle = handle,
-        .device = handle == GM_STREAM_PER_THREAD ? device : -1,
-        .of = device,
-    };
+    uint64_t id;
+    gm_status status;
 
     *out = (gm_stream_use){
         .stream = handle,
@@ -62,7 +61,16 @@ use_of(gmpy_state *st, int device, gm_stream handle, gm_stream_use *out)
         out->announced = ((const gmpy_stream *)current->stream)->owned;
         return 0;
     }
-    return gmpy_stream_ref_key(st, &ref, &out->key);
+    if (handle == GM_STREAM_PER_THREAD) {
+        return gmpy_stream_ref_key(st, &per_thread, &out->key);
+    }
+    status = gm_backend_stream_id(st->backend, handle, &id); // waits for nothing
+    if (status != GM_OK) {
+        gmpy_raise(st, status, "asking which stream it is");
+        return -1;
+    }
+    out->key = gm_stream_key_of(handle, id);
+    return 0;
 }
 
 PyObject *
