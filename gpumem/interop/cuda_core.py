@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from gpumem import _core
@@ -82,11 +81,16 @@ class _Resource:
         return self._device
 
 
-@cache
+_type: Any = None  # made when it is first asked for
+
+
 def _resource_type() -> Any:
     """gpumem's memory of one device, as a cuda.core.MemoryResource."""
-    base = load("cuda.core", "cuda.core").MemoryResource
-    return type("MemoryResource", (_Resource, base), {"__module__": __name__})
+    global _type
+    if _type is None:
+        base = load("cuda.core", "cuda.core").MemoryResource
+        _type = type("MemoryResource", (_Resource, base), {"__module__": __name__})
+    return _type
 
 
 def resource(pool: Pool | None = None, device: int | None = None) -> Any:

@@ -21,7 +21,7 @@ those calls, so do not drop arrays then.
 from __future__ import annotations
 
 from ctypes import c_void_p
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
@@ -142,12 +142,17 @@ class _Manager:
             self._memory.forget()
 
 
-@cache
+_type: Any = None  # made when it is first asked for
+
+
 def _manager_type() -> Any:
     """gpumem as Numba's External Memory Management plugin, one a context."""
-    cuda = load("numba.cuda", "Numba")
-    bases = (_Manager, cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager)
-    return type("MemoryManager", bases, {"__module__": __name__})
+    global _type
+    if _type is None:
+        cuda = load("numba.cuda", "Numba")
+        bases = (_Manager, cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager)
+        _type = type("MemoryManager", bases, {"__module__": __name__})
+    return _type
 
 
 def enable(pool: Pool | None = None) -> None:
