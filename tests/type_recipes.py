@@ -379,7 +379,7 @@ RECIPES = {
     "gpumem.memory_hooks.LineProfileHook": hook,
     "gpumem.memory_hooks._Line": line,
     "gpumem._scope.using_allocator": using_allocator,
-    "gpumem._client.client": client,
+    "gpumem._scope.client": client,
     "gpumem.testing.Ledger": lambda cls: cls(*range(len(cls._fields))),
     "gpumem.testing.ManagedState": lambda cls: cls(0, True, None, frozenset()),
     "gpumem.testing.Call": lambda cls: cls("free", 0, 0, 0, 0),
