@@ -16,17 +16,8 @@ import gpumem.interop.numba
 pool = gpumem.MemoryPool()
 gpumem.interop.numba.enable(pool)  # the line that matters
 
-
-@numba.cuda.jit
-def double(array):
-    place = numba.cuda.grid(1)
-    if place < array.size:
-        array[place] *= 2
-
-
 print("before:", pool.used_bytes())
 array = numba.cuda.to_device(numpy.arange(1 << 20))
-double[4096, 256](array)
 print("arrays:", pool.used_bytes(), "sum", array.copy_to_host().sum())
 del array
 gc.collect()

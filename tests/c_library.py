@@ -67,7 +67,7 @@ FUNCTIONS = {
 
 def table():
     """Address of the table that extensions import."""
-    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get = ctypes.pythonapi["PyCapsule_GetPointer"]
     get.restype, get.argtypes = c_void_p, (ctypes.py_object, c_char_p)
     return get(_core._C_API, b"gpumem._core._C_API")
 

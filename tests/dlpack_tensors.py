@@ -63,16 +63,16 @@ class Versioned(Structure):
 
 STRUCTS = {LEGACY: Managed, VERSIONED: Versioned}
 
-get_pointer = pythonapi.PyCapsule_GetPointer
+get_pointer = pythonapi["PyCapsule_GetPointer"]
 get_pointer.restype, get_pointer.argtypes = (
     c_void_p,
     [ctypes.py_object, ctypes.c_char_p],
 )
-get_name = pythonapi.PyCapsule_GetName
+get_name = pythonapi["PyCapsule_GetName"]
 get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-set_name = pythonapi.PyCapsule_SetName
+set_name = pythonapi["PyCapsule_SetName"]
 set_name.restype, set_name.argtypes = ctypes.c_int, [ctypes.py_object, c_void_p]
-new_capsule = pythonapi.PyCapsule_New
+new_capsule = pythonapi["PyCapsule_New"]
 new_capsule.restype = ctypes.py_object
 new_capsule.argtypes = [c_void_p, c_void_p, c_void_p]
 

@@ -25,7 +25,7 @@ pytestmark = [
 OF_LIBRARIES = {
     "cupy_arrays.py": ("cupy", r"arrays: \d{7,8} \d+"),
     "torch_tensors.py": ("torch", r"tensors: 4194304 sum 1048576"),
-    "numba_arrays.py": ("numba_cuda", r"arrays: 8388608 sum 1099510579200"),
+    "numba_arrays.py": ("numba_cuda", r"arrays: 8388608 sum 549755289600"),
     "rmm_buffers.py": ("rmm", r"buffer: 1048576 sum 0"),
     "cuda_core_buffers.py": ("cuda.core", r"buffer: 1048576"),
 }

@@ -301,7 +301,7 @@ def ipc_memory(cls):
 
 def stream_function():
     """A capsule of a C function that says 0, as Cython would export it."""
-    new = ctypes.pythonapi.PyCapsule_New
+    new = ctypes.pythonapi["PyCapsule_New"]
     new.restype = ctypes.py_object
     new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     function = ctypes.cast(ctypes.pythonapi.PyErr_CheckSignals, ctypes.c_void_p)

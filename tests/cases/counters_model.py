@@ -69,8 +69,13 @@ PEAKS = (
     *("requested_bytes", "used_bytes", "free_bytes", "pending_bytes", "total_bytes"),
     *("live_blocks", "segments"),
 )
-# Nothing here resets a device, or has a second thread that holds the pool's lock.
-NEVER = ("lost_segments", "lost_bytes", "deferred_frees")
+# Nothing here resets a device, maps memory by page, keeps a reserve, or has a second
+# thread that holds the pool's lock.
+NEVER = (
+    *("lost_segments", "lost_bytes", "deferred_frees", "pending_release_bytes"),
+    *("reserve_bytes", "reserved_bytes", "pages", "mappings", "remapped_pages"),
+    *("returned_pages", "driver_ns"),
+)
 SUMS = (
     *("requested_bytes", "used_bytes", "free_bytes", "pending_bytes", "captured_bytes"),
     *("total_bytes", "limit_bytes", "live_blocks", "free_blocks", "pending_blocks"),

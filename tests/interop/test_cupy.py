@@ -41,7 +41,7 @@ NAMES = b"intptr_t (void)", b"int (void)"  # kept here, for a capsule does not
 
 def capsule_of(function, name):
     """As Cython exports it; the function must outlive it."""
-    new = ctypes.pythonapi.PyCapsule_New
+    new = ctypes.pythonapi["PyCapsule_New"]
     new.restype = ctypes.py_object
     new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     return new(ctypes.cast(function, ctypes.c_void_p), name, None)
