@@ -255,6 +255,7 @@ class PooledPinnedMemory(PinnedMemory):
 
 @disjoint_base
 class PinnedMemoryPointer:
+    __array_ufunc__: ClassVar[None]
     @property
     def ptr(self) -> int: ...
     @property
@@ -287,6 +288,7 @@ _Target = _Int | _Address | WriteableBuffer | PinnedMemoryPointer
 
 @disjoint_base
 class MemoryPointer:
+    __array_ufunc__: ClassVar[None]
     @property
     def ptr(self) -> int: ...
     @property

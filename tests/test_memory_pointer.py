@@ -92,6 +92,16 @@ def test_numpy_integers_are_offsets(memory):
     assert pointer.ptr == 0xFFF0
 
 
+def test_numpy_does_not_reckon_with_the_bytes_of_a_pointer(pool):
+    numpy = pytest.importorskip("numpy")
+    pointer = pool.malloc(512)
+    assert (numpy.uint8(16) + pointer).ptr == pointer.ptr + 16
+    assert (numpy.int64(3) == pointer) is False
+    for reckon in (numpy.add, numpy.equal):
+        with pytest.raises(TypeError, match="__array_ufunc__"):
+            reckon(pointer, 1)
+
+
 @pytest.mark.parametrize("other", [1.0, "1", None, b"1", [1]])
 @pytest.mark.parametrize(
     "reckon", [operator.add, operator.sub, operator.iadd, operator.isub]
@@ -189,6 +199,25 @@ def test_a_pointer_is_initialised_once(memory):
     with pytest.raises(RuntimeError, match="once"):
         pointer.__init__(memory, 512)
     assert pointer.ptr == 0x10000
+
+
+@pytest.mark.sim_only  # where memory can be looked at
+def test_a_pointer_is_initialised_once_also_by_its_offset(pool):
+    """The offset's own code makes it, and looks at it, before the call that asks."""
+    first, second = pool.malloc(4096), pool.malloc(4096)
+
+    class Offset:
+        def __index__(self):
+            made.__init__(first.mem, 0)
+            views.append(memoryview(made))
+            return 8
+
+    views = []
+    made = MemoryPointer.__new__(MemoryPointer)
+    with pytest.raises(RuntimeError, match="once"):
+        made.__init__(second.mem, Offset())
+    assert (made.mem, made.ptr) == (first.mem, first.ptr)
+    views.pop().release()
 
 
 def test_a_pointer_that_was_never_initialised_is_of_no_use():

@@ -253,9 +253,27 @@ def test_a_pointer_is_made_once_and_whole(pointer):
     with pytest.raises(RuntimeError, match="once"):
         pointer.__init__(pointer.mem, 0)
     unmade = PinnedMemoryPointer.__new__(PinnedMemoryPointer)
-    for use in (lambda: unmade + 1, unmade.size, lambda: memoryview(unmade)):
+    uses = (lambda: unmade + 1, unmade.size, lambda: memoryview(unmade))
+    for use in (*uses, unmade.__dlpack__, unmade.__dlpack_device__):
         with pytest.raises(ValueError, match="not initialized"):
             use()
+
+
+def test_a_pointer_is_made_once_also_by_its_offset(pointer):
+    """The offset's own code makes it, and looks at it, before the call that asks."""
+
+    class Offset:
+        def __index__(self):
+            made.__init__(pointer.mem, 0)
+            views.append(memoryview(made))
+            return 8
+
+    views = []
+    made = PinnedMemoryPointer.__new__(PinnedMemoryPointer)
+    with pytest.raises(RuntimeError, match="once"):
+        made.__init__(PinnedMemory(SIZE), Offset())
+    assert made.mem is pointer.mem
+    views.pop().release()
 
 
 def test_a_pointer_in_a_cycle_is_collected(pointer):

@@ -26,8 +26,8 @@
  * A thread without a context is on the device that the runtime was last told, by
  * device_set, or on the first. Only the runtime knows, and asking it then takes 0.8 us,
  * and 11 where eight threads ask at once. So each thread keeps the answer, for
- * requests: the runtime is asked again after device_set, and whenever something is done
- * on a device (cuda_enter), where an answer that has become wrong would do harm.
+ * requests: the runtime is asked again after device_set, once the thread had a context
+ * meanwhile, and by cuda_enter.
  *
  * Threading: any thread, no lock. Two threads may retain the same primary context at
  * once; the second gives its hold back.
@@ -264,6 +264,7 @@ current_device(const cuda_self *self, bool kept, int *device)
     if (self->driver.ctx_get_current(&context) != CUDA_SUCCESS || !context) {
         return current_without_context(kept, device);
     }
+    without_context = 0; // what was said before may not be so after this context
     for (int i = 0; i < self->count; i++) {
         if (atomic_load_explicit(&self->devices[i].primary, memory_order_relaxed) ==
             context) {

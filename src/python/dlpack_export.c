@@ -44,14 +44,11 @@ native_device(gmpy_pointer *self, dlpack_device *out)
         [GM_POINTER_DEVICE] = DLPACK_CUDA,
         [GM_POINTER_MANAGED] = DLPACK_CUDA_MANAGED,
     };
-    const gm_backend *backend = gmpy_backend(self->st);
+    const gm_backend *backend;
     gm_pointer_kind kind;
     gm_status status;
     PyObject *mem;
 
-    if (!backend) {
-        return -1;
-    }
     if (gmpy_pointer_mem(self, &mem) < 0) {
         return -1;
     }
@@ -59,6 +56,10 @@ native_device(gmpy_pointer *self, dlpack_device *out)
         size_t size;
 
         return gmpy_pointer_remaining(self, &size);
+    }
+    backend = gmpy_backend(self->st);
+    if (!backend) {
+        return -1;
     }
     if (backend->caps & GM_CAP_SIMULATED) {
         *out = (dlpack_device){.type = DLPACK_CPU};

@@ -97,17 +97,19 @@ gmpy_pointer_new(gmpy_state *st, PyObject *mem, uintptr_t ptr, int device_id)
 PyObject *
 gmpy_pointer_to_block(gmpy_state *st, gm_pool *pool, gm_block *block)
 {
+    const uint32_t generation =
+        block->generation; // another's, once the device is reset
     gmpy_pointer *self = (gmpy_pointer *)pointer_alloc(st);
 
     if (!self) {
-        gm_pool_free(pool, block, block->generation);
+        gm_pool_free(pool, block, generation);
         return NULL;
     }
     self->ptr = block->addr;
     self->mem = NULL;
     self->st = st;
     self->device_id = gm_pool_device(pool);
-    self->generation = block->generation;
+    self->generation = generation;
     self->block = block;
     self->pool = pool;
     gmpy_upstream_count(pool, 1);
@@ -246,18 +248,20 @@ pointer_init(PyObject *op, PyObject *args, PyObject *kwargs)
     if (gmpy_unpack_init(&pointer_signature, args, kwargs, given) < 0) {
         return -1;
     }
-    if (self->mem || self->block) {
-        PyErr_SetString(PyExc_RuntimeError, "a MemoryPointer is initialized once");
-        return -1;
-    }
     if (!PyObject_TypeCheck(given[0], gmpy_type(st->BaseMemoryType))) {
         PyErr_Format(PyExc_TypeError, "mem must be a BaseMemory, not %s",
                      Py_TYPE(given[0])->tp_name);
         return -1;
     }
     mem = (gmpy_base_memory *)given[0];
-    if (gmpy_as_offset(given[1], "offset", &offset) < 0 ||
-        gmpy_address_add(mem->ptr, offset, &self->ptr) < 0) {
+    if (gmpy_as_offset(given[1], "offset", &offset) < 0) {
+        return -1;
+    }
+    if (self->mem || self->block) { // asked now: an offset's __index__ may do anything
+        PyErr_SetString(PyExc_RuntimeError, "a MemoryPointer is initialized once");
+        return -1;
+    }
+    if (gmpy_address_add(mem->ptr, offset, &self->ptr) < 0) {
         return -1;
     }
     self->mem = Py_NewRef(given[0]);
@@ -355,7 +359,8 @@ int
 gmpy_pointer_init(PyObject *module, gmpy_state *st)
 {
     st->MemoryPointerType = PyType_FromModuleAndSpec(module, &pointer_spec, NULL);
-    if (!st->MemoryPointerType) {
+    if (!st->MemoryPointerType ||
+        gmpy_pointer_keep_ufuncs_out(st->MemoryPointerType) < 0) {
         return -1;
     }
     return PyModule_AddObjectRef(module, "MemoryPointer", st->MemoryPointerType);

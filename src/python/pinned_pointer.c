@@ -85,19 +85,21 @@ pinned_pointer_init(PyObject *op, PyObject *args, PyObject *kwargs)
     if (gmpy_unpack_init(&signature, args, kwargs, given) < 0) {
         return -1;
     }
-    if (self->mem) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "a PinnedMemoryPointer is initialized once");
-        return -1;
-    }
     if (!PyObject_TypeCheck(given[0], gmpy_type(st->PinnedMemoryType))) {
         PyErr_Format(PyExc_TypeError, "mem must be a PinnedMemory, not %s",
                      Py_TYPE(given[0])->tp_name);
         return -1;
     }
     mem = (gmpy_base_memory *)given[0];
-    if (gmpy_as_offset(given[1], "offset", &offset) < 0 ||
-        gmpy_address_add(mem->ptr, offset, &self->ptr) < 0) {
+    if (gmpy_as_offset(given[1], "offset", &offset) < 0) {
+        return -1;
+    }
+    if (self->mem) { // asked now: an offset's __index__ may do anything
+        PyErr_SetString(PyExc_RuntimeError,
+                        "a PinnedMemoryPointer is initialized once");
+        return -1;
+    }
+    if (gmpy_address_add(mem->ptr, offset, &self->ptr) < 0) {
         return -1;
     }
     self->st = st;
@@ -257,7 +259,8 @@ gmpy_pinned_pointer_init(PyObject *module, gmpy_state *st)
 {
     st->PinnedMemoryPointerType =
         PyType_FromModuleAndSpec(module, &pinned_pointer_spec, NULL);
-    if (!st->PinnedMemoryPointerType) {
+    if (!st->PinnedMemoryPointerType ||
+        gmpy_pointer_keep_ufuncs_out(st->PinnedMemoryPointerType) < 0) {
         return -1;
     }
     return PyModule_AddObjectRef(module, "PinnedMemoryPointer",

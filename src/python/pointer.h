@@ -50,6 +50,11 @@ PyObject *gmpy_pointer_subtract(PyObject *a, PyObject *b);
 PyObject *gmpy_pointer_inplace_add(PyObject *self, PyObject *number);
 PyObject *gmpy_pointer_inplace_subtract(PyObject *self, PyObject *number);
 
+/* Has NumPy leave `number + pointer` to the type, with a number of its own too: it
+ * would take the pointer for the array that its buffer is, read all of it, and add to
+ * that. 0 or -1. */
+int gmpy_pointer_keep_ufuncs_out(PyObject *type);
+
 /* The slots of a pointer type that these fill. */
 #define GMPY_POINTER_ARITHMETIC                                                        \
     {Py_nb_int, gmpy_pointer_int}, {Py_nb_add, gmpy_pointer_add},                      \

@@ -158,3 +158,16 @@ gmpy_pointer_int(PyObject *self)
 {
     return PyLong_FromSize_t(((gmpy_pointer *)self)->ptr);
 }
+
+int
+gmpy_pointer_keep_ufuncs_out(PyObject *type_object)
+{
+    PyTypeObject *type = (PyTypeObject *)type_object;
+
+    // The type is immutable for everybody else; nobody has seen it yet.
+    if (PyDict_SetItemString(type->tp_dict, "__array_ufunc__", Py_None) < 0) {
+        return -1;
+    }
+    PyType_Modified(type);
+    return 0;
+}
