@@ -207,17 +207,20 @@ def test_a_pointer_is_initialised_once_also_by_its_offset(pool):
     first, second = pool.malloc(4096), pool.malloc(4096)
 
     class Offset:
+        def __init__(self, made, mem):
+            self.made, self.mem, self.views = made, mem, []
+
         def __index__(self):
-            made.__init__(first.mem, 0)
-            views.append(memoryview(made))
+            self.made.__init__(self.mem, 0)
+            self.views.append(memoryview(self.made))
             return 8
 
-    views = []
     made = MemoryPointer.__new__(MemoryPointer)
+    offset = Offset(made, first.mem)
     with pytest.raises(RuntimeError, match="once"):
-        made.__init__(second.mem, Offset())
+        made.__init__(second.mem, offset)
     assert (made.mem, made.ptr) == (first.mem, first.ptr)
-    views.pop().release()
+    offset.views.pop().release()
 
 
 def test_a_pointer_that_was_never_initialised_is_of_no_use():
