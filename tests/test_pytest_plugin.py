@@ -26,6 +26,8 @@ def run(pytester, monkeypatch):
     monkeypatch.setenv("GPUMEM_BACKEND", "sim")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    for name in ("CI", "BUILD_NUMBER"):  # with which pytest tells each failure twice
+        monkeypatch.delenv(name, raising=False)
 
     def run(tests, *options):
         pytester.makepyfile(HEAD + tests)
