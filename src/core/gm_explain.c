@@ -65,7 +65,7 @@ gm_pool_reset_peaks(gm_pool *pool)
     stats->peak_used_bytes = stats->used_bytes;
     stats->peak_free_bytes = gm_pool_cached_locked(pool);
     stats->peak_pending_bytes = stats->pending_bytes;
-    stats->peak_total_bytes = stats->total_bytes;
+    stats->peak_total_bytes = stats->total_bytes + pool->paging.withheld;
     stats->peak_live_blocks = stats->live_blocks;
     stats->peak_segments = stats->segments;
     gm_pool_unlock(pool);

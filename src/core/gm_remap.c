@@ -16,12 +16,18 @@
  * moved. As for any miss the plan is made with the lock, the device is called without
  * it, and what came of it is carried out with the lock again.
  *
+ * What could be had is known before anything is made: new pages are planned only as far
+ * as the device says that it has memory, and addresses are reserved only for a request
+ * that could then be served. Where a device has less than it said, the pages that were
+ * made in vain go back at once, and the next plan does with as many.
+ *
  * Order of work. Pages of the stream itself need nothing. To those of another stream an
  * event is recorded there, and the stream of the request waits for it; where either
  * cannot be told the whole device is waited for.
  *
- * Cost: 200 to 500 ns a look, or some 30 us a page that is mapped; an event and a wait
- * for each other stream. Threading: any thread, no lock held.
+ * Cost: 200 to 500 ns a look, or some 30 us a page that is mapped, and 7 us to ask the
+ * device before pages are made; an event and a wait for each other stream. Threading:
+ * any thread, no lock held.
  */
 #include "gm_pending.h"
 #include "gm_pool_private.h"
@@ -32,15 +38,25 @@ enum {
     REACH = 2,        // times the device's memory that a space gets of addresses
 };
 
+/* What a plan wants before it can be made. */
+typedef enum want {
+    WANT_GRAIN, // what the device is like
+    WANT_ROOM,  // how much memory it has
+    WANT_SPACE, // addresses
+} want;
+
 /* A request on its way through the steps. */
 typedef struct attempt {
     gm_pool *pool;
     const gm_request *request;
     const gm_rescue *rescue;
     size_t rounded;
+    size_t room;    // bytes that the device could make
     bool forbidden; // the device may not be asked for anything
-    bool full;      // the device has no memory for new pages
+    bool asked;     // `room` is what it says; or it may not be asked for that
+    bool spaced;    // a space was added already
     bool own;       // other streams' pages cannot be had
+    want want;
     gm_plan plan;
 } attempt;
 
@@ -134,61 +150,89 @@ plan_by_locked(attempt *a,
     return GM_MISS;
 }
 
-/* Whether there are addresses for the request at all. */
-static bool
-has_addresses_locked(gm_pool *pool, const gm_arena *arena, size_t rounded)
+static gm_status
+wants(attempt *a, want what)
 {
-    const gm_window_costs any = {.grain = 1};
-    const gm_look nothing = {0};
-    gm_window window;
-
-    gm_window_find_locked(pool, arena, rounded, &nothing, &any, &window);
-    return window.segment != NULL;
+    a->want = what;
+    return GM_NOT_READY;
 }
 
-/* The steps. GM_NOT_READY: a new space is needed. GM_ERR_LIMIT, GM_ERR_OUT_OF_MEMORY.
- */
+/* The same with as many new pages as `most` bytes, what the limit leaves and what the
+ * device has. Where these make a difference it is asked first. */
+static gm_status
+plan_growth_locked(attempt *a,
+                   const gm_arena *arena,
+                   const gm_look *look,
+                   gm_sources *sources,
+                   size_t most)
+{
+    static const gm_window_costs both = {.grain = 4, .echo = 1};
+    size_t allowed = allowed_locked(a->pool);
+
+    allowed = most < allowed ? most : allowed;
+    if (!a->asked && allowed >= a->pool->paging.grain) {
+        return wants(a, WANT_ROOM);
+    }
+    sources->budget = allowed < a->room ? allowed : a->room;
+    return plan_by_locked(a, arena, look, &both, sources);
+}
+
+/* Why no plan could be made, with all pages that could be had in the look:
+ * GM_ERR_LIMIT, GM_ERR_OUT_OF_MEMORY or, where they and new ones are enough,
+ * GM_NOT_READY for addresses that nothing lies between. */
+static gm_status
+tell_why_locked(attempt *a, const gm_look *look)
+{
+    size_t grain = a->pool->paging.grain;
+    size_t need = (a->rounded + grain - 1) / grain * grain;
+    size_t lacking = need > look->bytes ? need - look->bytes : 0;
+
+    if (lacking > allowed_locked(a->pool)) {
+        return GM_ERR_LIMIT;
+    }
+    if (!a->asked && lacking) {
+        return wants(a, WANT_ROOM);
+    }
+    return lacking > a->room || a->spaced ? GM_ERR_OUT_OF_MEMORY : wants(a, WANT_SPACE);
+}
+
+/* The steps. `arena` is NULL where the stream has none yet. GM_NOT_READY: a->want is
+ * needed first. GM_ERR_LIMIT, GM_ERR_OUT_OF_MEMORY. */
 static gm_status
 plan_locked(attempt *a, gm_arena *arena)
 {
     static const gm_window_costs echoes = {.echo = 1};
     static const gm_window_costs both = {.grain = 4, .echo = 1};
     gm_pool *pool = a->pool;
-    size_t allowed = a->full ? 0 : allowed_locked(pool);
     size_t reserve = reserve_locked(pool, a->rounded);
     gm_sources sources = {.most = largest_page_locked(pool, a->rounded)};
     gm_look look;
-    gm_status status;
+    gm_status status = GM_MISS;
 
     gm_look_begin_locked(pool, &look);
-    gm_look_add_locked(pool, &look, arena);
-    status = plan_by_locked(a, arena, &look, &echoes, &sources);
-    if (status == GM_MISS) {
-        sources.budget = reserve < allowed ? reserve : allowed;
-        status = plan_by_locked(a, arena, &look, &both, &sources);
+    if (arena) {
+        gm_look_add_locked(pool, &look, arena);
+        status = plan_by_locked(a, arena, &look, &echoes, &sources);
+        if (status == GM_MISS) {
+            status = plan_growth_locked(a, arena, &look, &sources, reserve);
+        }
     }
     sources.steal = true;
     sources.budget = 0;
-    if (status == GM_MISS) {
+    if (status == GM_MISS && arena) {
         status = plan_by_locked(a, arena, &look, &both, &sources);
     }
     if (status == GM_MISS && !a->own) {
         look_at_others_locked(pool, &look, arena);
-        status = plan_by_locked(a, arena, &look, &both, &sources);
+        status = arena ? plan_by_locked(a, arena, &look, &both, &sources) : GM_MISS;
     }
-    if (status == GM_MISS) {
-        sources.budget = allowed;
-        status = plan_by_locked(a, arena, &look, &both, &sources);
+    if (status == GM_MISS && arena) {
+        status = plan_growth_locked(a, arena, &look, &sources, GM_SIZE_MAX);
     }
-    if (status == GM_MISS) {
-        status = !has_addresses_locked(pool, arena, a->rounded) ? GM_NOT_READY
-                 : a->full                                      ? GM_ERR_OUT_OF_MEMORY
-                                                                : GM_ERR_LIMIT;
-    }
-    return status;
+    return status == GM_MISS ? tell_why_locked(a, &look) : status;
 }
 
-/* ---- spaces ---- */
+/* ---- what a plan wants ---- */
 
 /* What the device is like, asked once. */
 static gm_status
@@ -211,6 +255,22 @@ open_paging(gm_pool *pool)
     pool->paging.reach = (REACH * total + grain - 1) / grain * grain;
     gm_pool_unlock(pool);
     return GM_OK;
+}
+
+/* Asks the device what it has. One that does not say is found out by trying. */
+static void
+ask_room(attempt *a)
+{
+    gm_pool *pool = a->pool;
+    size_t free_bytes = 0;
+    size_t total = 0;
+
+    a->asked = true;
+    if (!gm_process_is_special() &&
+        gm_backend_mem_info(pool->upstream.backend, pool->device, &free_bytes,
+                            &total) == GM_OK) {
+        a->room = free_bytes - free_bytes % pool->paging.grain;
+    }
 }
 
 /* Reserves addresses for the stream of the request: as many as spaces get, or where
@@ -248,7 +308,28 @@ add_space(attempt *a)
         (void)gm_backend_vm_unreserve(b, base, size); // nothing is in it
         return GM_ERR_HOST_MEMORY;
     }
+    a->spaced = true;
     return GM_OK;
+}
+
+/* GM_MISS: it is there, and the plan to be made again. */
+static gm_status
+provide(attempt *a)
+{
+    gm_status status = GM_OK;
+
+    switch (a->want) {
+    case WANT_GRAIN:
+        status = open_paging(a->pool);
+        break;
+    case WANT_ROOM:
+        ask_room(a);
+        break;
+    case WANT_SPACE:
+        status = add_space(a);
+        break;
+    }
+    return status == GM_OK ? GM_MISS : status;
 }
 
 /* ---- calls ---- */
@@ -319,6 +400,30 @@ make_move(gm_pool *pool, gm_move *move)
     return status;
 }
 
+/* Takes the pages back that were made, which nobody has used: the others could not be.
+ * What a device refuses to take stays with the pool. Returns how many bytes they were.
+ */
+static size_t
+unmake_moves(const gm_backend *b, gm_plan *plan)
+{
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < plan->count; i++) {
+        gm_move *move = &plan->moves[i];
+        gm_page *page = move->page;
+
+        if (!move->done || page->home) {
+            continue;
+        }
+        bytes += page->size;
+        if (gm_backend_vm_unmap(b, move->place->addr, page->size) == GM_OK) {
+            (void)gm_backend_vm_release(b, page->handle);
+            move->done = false;
+        }
+    }
+    return bytes;
+}
+
 /* Carries the plan out. *ns is how long its calls took, 0 for none. */
 static gm_status
 carry_out(attempt *a, const gm_stream_use *uses, uint64_t *ns)
@@ -340,11 +445,15 @@ carry_out(attempt *a, const gm_stream_use *uses, uint64_t *ns)
         status = make_move(a->pool, &plan->moves[i]);
         plan->moves[i].done = status == GM_OK;
     }
-    *ns = calls ? gm_process_now_ns() - start + 1 : 0;
-    if (status == GM_ERR_OUT_OF_MEMORY && !a->full) {
-        a->full = true;
-        return GM_MISS;
+    if (status != GM_OK) {
+        size_t made = unmake_moves(a->pool->upstream.backend, plan);
+
+        if (status == GM_ERR_OUT_OF_MEMORY && a->room > 0) {
+            a->room = made;
+            status = GM_MISS;
+        }
     }
+    *ns = calls ? gm_process_now_ns() - start + 1 : 0;
     return status;
 }
 
@@ -413,15 +522,13 @@ attempt_once(attempt *a, gm_block **out)
         arena->by = *a->rescue->by;
         arena->known = true;
     }
-    status = arena && pool->paging.grain ? plan_locked(a, arena) : GM_NOT_READY;
+    status = pool->paging.grain ? plan_locked(a, arena) : wants(a, WANT_GRAIN);
     if (status == GM_OK) {
         uses = list_owners_locked(pool, &a->plan);
     }
     gm_pool_unlock(pool);
     if (status == GM_NOT_READY) {
-        status = pool->paging.grain ? GM_OK : open_paging(pool);
-        status = status == GM_OK ? add_space(a) : status;
-        return status == GM_OK ? GM_MISS : status;
+        return provide(a);
     }
     if (status == GM_OK) {
         gm_process_flight_begin();
@@ -440,13 +547,14 @@ gm_remap_attempt(gm_pool *pool,
                  gm_block **out)
 {
     enum {
-        ROUNDS = 8 // a new space, a full device, a stream that is being recorded
+        ROUNDS = 16 // what a plan wants, a full device, a stream that is recorded
     };
     attempt a = {
         .pool = pool,
         .request = request,
         .rescue = rescue,
         .rounded = gm_size_round(request->size),
+        .room = GM_SIZE_MAX,
         .forbidden = forbidden,
         .own = gm_process_is_special(),
     };
