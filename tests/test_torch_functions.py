@@ -16,7 +16,8 @@ HERE = Path(__file__).resolve().parent
 # One pool a process is torch's, so each test runs in one of its own.
 PROGRAM = """if True:
     import ctypes, gc, sys
-    from ctypes import byref, c_char_p, c_double, c_int, c_size_t, c_ssize_t, c_void_p
+    from ctypes import (byref, c_char_p, c_double, c_int, c_size_t, c_ssize_t,
+                        c_ulonglong, c_void_p)
     import gpumem
     from gpumem import _core
     from gpumem.interop import torch as adaptor
@@ -33,11 +34,20 @@ PROGRAM = """if True:
             found = libraries.get(library) or ctypes.CDLL(library)
             yield ctypes.addressof(ctypes.c_char.in_dll(found, name))
 
-    def take(size, device=0, alloc="alloc"):
+    def take(size, device=0, alloc="alloc", stream=None):
         memory, text = c_void_p(), ctypes.create_string_buffer(4096)
-        size = c_ssize_t(size)
-        call = errors.take(address(alloc), size, device, byref(memory), text, 4096)
+        where = device, c_void_p(stream and stream.ptr)
+        arguments = address(alloc), c_ssize_t(size), *where, byref(memory), text, 4096
+        call = errors.take(*arguments)
         return call, memory.value or text.value.decode()
+
+    def begin(*name, device=0):
+        text = ctypes.create_string_buffer(4096)
+        arguments = address("begin_pool"), device, *map(c_ulonglong, name), text, 4096
+        return errors.begin(*arguments), text.value.decode()
+
+    def about(function, *name, device=0):
+        errors.about(address(function), device, *map(c_ulonglong, name))
 
     def give(memory, function=ours.gpumem_torch_free):
         function(c_void_p(memory), c_ssize_t(0), 0, None)
@@ -103,11 +113,11 @@ def test_want_of_memory_is_thrown_as_torchs_error(with_torchs_pool):
 def test_any_other_error_is_thrown_as_one(with_torchs_pool):
     device, graph = with_torchs_pool("""
         print(*take(10, device=7))
-        text = ctypes.create_string_buffer(4096)
-        print(errors.begin(address("begin_pool"), text, 4096), text.value.decode())
-    """)
+        print(*begin(1, 0))
+        print(*begin(1, 0))
+    """)[::2]
     assert device == "2 device must be from 0 to 0, not 7"
-    assert graph.startswith("2 gpumem as torch's allocator keeps no memory apart")
+    assert graph.startswith("2 a graph is being recorded with this memory already")
 
 
 def test_below_torchs_own_cache_null_says_that_there_is_none(with_torchs_pool):
@@ -143,6 +153,151 @@ def test_the_rest_does_what_torch_asks_for(with_torchs_pool):
         ours.gpumem_torch_empty_cache()
         print(pool.total_bytes())
     """) == ["True True", "0.25", "0"]
+
+
+# ---- graphs ----
+
+
+def captured(text):
+    """A program with two streams and what it takes to record torch's graphs."""
+    head = """
+        stream, other = gpumem.Stream(), gpumem.Stream()
+        def kept():
+            return pool.stats()["captured_bytes"] // MIB
+        def taken(size=MIB, on=stream):
+            call, memory = take(size, stream=on)
+            assert call == 0, memory
+            return memory
+        def end(*name):
+            graph = stream.end_capture()
+            about("end_pool", *name)
+            return graph
+    """
+    return head + text
+
+
+def test_what_a_recording_takes_is_its_graphs_until_that_is_gone(with_torchs_pool):
+    """From the device too, which a recording's mode may forbid but torch's does not."""
+    assert with_torchs_pool(captured("""
+        print(begin(1, 0)); stream.begin_capture()
+        first = taken()
+        give(first)
+        print(taken() == first, pool.total_bytes() // MIB)
+        elsewhere = taken(on=other)
+        print(elsewhere != first)
+        second = taken()
+        give(second)
+        graph = end(1, 0)
+        print(kept(), taken() not in (first, second))
+        give(first)
+        ours.gpumem_torch_empty_cache()
+        print(kept(), taken() not in (first, second))
+        graph.launch(stream)
+        about("release_pool", 1, 0)
+        print(kept())
+        print(pool.stats()["live_blocks"], pool.used_bytes() // MIB)
+        stream.begin_capture(); stream.end_capture()  # nobody's
+        ours.gpumem_torch_empty_cache()
+        print(pool.total_bytes() // MIB)
+    """)) == ["(0, '')", "True 1", "True", "1 True", "2 True", "0", "3 3", "3"]
+
+
+def test_graphs_share_memory_by_its_name(with_torchs_pool):
+    assert with_torchs_pool(captured("""
+        seen = []
+        for name in ((1, 0), (1, 0), (0, 1)):
+            begin(*name); stream.begin_capture()
+            seen.append(taken())
+            give(seen[-1])
+            end(*name)
+        print(seen[0] == seen[1] != seen[2], kept())
+        about("release_pool", 1, 0)
+        print(kept())
+        about("release_pool", 0, 1)
+        print(kept())
+        about("release_pool", 1, 0)
+        print(kept())
+        for function in ("release_pool", "end_pool"): about(function, 7, 7)
+    """)) == ["True 2", "2", "1", "0"]
+
+
+def test_a_stream_that_joins_takes_part(with_torchs_pool):
+    assert with_torchs_pool(captured("""
+        begin(1, 0); stream.begin_capture()
+        other.wait_event(stream.record())
+        give(taken(on=other))
+        stream.wait_event(other.record())
+        end(1, 0)
+        print(kept())
+    """)) == ["1"]
+
+
+def test_two_recordings_at_once(with_torchs_pool):
+    """Each is known by the thread that began it; then by the driver's number."""
+    assert with_torchs_pool(captured("""
+        import threading
+        begin(1, 0); stream.begin_capture()
+        def work():
+            begin(2, 0); other.begin_capture()
+            seen.append(taken(on=other))
+            give(seen[0])
+            seen.append(taken(on=stream))  # as autograd's threads do
+            give(seen[1])
+            other.end_capture(); about("end_pool", 2, 0)
+        seen = []
+        thread = threading.Thread(target=work); thread.start(); thread.join()
+        end(1, 0)
+        print(kept())
+        about("release_pool", 2, 0)
+        print(kept())
+        about("release_pool", 1, 0)
+        print(kept())
+    """)) == ["2", "1", "0"]
+
+
+def test_a_graph_that_goes_while_another_is_recorded_is_waited_for_later(
+    with_torchs_pool,
+):
+    assert with_torchs_pool(captured("""
+        begin(1, 0); stream.begin_capture()
+        give(taken())
+        graph = end(1, 0)
+        begin(2, 0); stream.begin_capture()
+        about("release_pool", 1, 0)
+        print(kept())
+        end(2, 0)
+        print(kept())
+    """)) == ["1", "0"]
+
+
+def test_a_recording_that_failed_is_noticed(with_torchs_pool):
+    """torch does not say that it is over: it would forbid for ever to give back."""
+    assert with_torchs_pool(captured("""
+        begin(1, 0); stream.begin_capture()
+        give(taken())
+        stream.end_capture()
+        give(taken(on=other))
+        ours.gpumem_torch_empty_cache()
+        print(pool.total_bytes() // MIB)
+        begin(1, 0); stream.begin_capture()
+        give(taken())
+        end(1, 0)
+        print(kept())
+    """)) == ["1", "1"]
+
+
+def test_want_of_memory_in_a_recording(with_torchs_pool):
+    """Is thrown; the recording goes on."""
+    assert with_torchs_pool(captured("""
+        pool.set_limit(size=MIB)
+        begin(1, 0); stream.begin_capture()
+        memory = taken()
+        call, text = take(MIB, stream=stream)
+        print(call, text.startswith("CUDA out of memory. Out of memory: 1,048,576"))
+        give(memory)
+        print(taken() == memory)
+        end(1, 0)
+    """)) == ["1 True", "True"]
 
 
 def test_one_pool_a_process(with_torchs_pool):

@@ -192,6 +192,12 @@ typedef struct gpumem_api {
 /* The table, static; never NULL. */
 GPUMEM_EXPORT const gpumem_api *gpumem_get_api(void);
 
+/* torch's name of memory that graphs share, a std::pair. */
+typedef struct gpumem_torch_id {
+    uint64_t first;
+    uint64_t second;
+} gpumem_torch_id;
+
 /* Of the shapes that torch takes an allocator's by, for gpumem.interop.torch, which
  * says which pool they are about; without that they do nothing. The first throws C++
  * exceptions, the second returns NULL. */
@@ -202,7 +208,10 @@ GPUMEM_EXPORT void gpumem_torch_record_stream(void *ptr, void *stream);
 GPUMEM_EXPORT void gpumem_torch_empty_cache(void);
 GPUMEM_EXPORT void gpumem_torch_memory_fraction(double fraction, int device);
 GPUMEM_EXPORT void *gpumem_torch_base_alloc(void *ptr, size_t *size);
-GPUMEM_EXPORT void gpumem_torch_begin_pool(int device);
+GPUMEM_EXPORT void
+gpumem_torch_begin_pool(int device, gpumem_torch_id id, void *filter);
+GPUMEM_EXPORT void gpumem_torch_end_pool(int device, gpumem_torch_id id);
+GPUMEM_EXPORT void gpumem_torch_release_pool(int device, gpumem_torch_id id);
 
 #ifdef Py_PYTHON_H
 

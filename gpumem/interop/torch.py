@@ -12,9 +12,10 @@ There are two ways, and a process takes one:
   use of a GPU, and not to be undone. Want of memory is torch.OutOfMemoryError, with
   gpumem's text; torch.cuda.empty_cache and Tensor.record_stream do what they say.
   torch.cuda.memory_stats and its siblings raise, for torch asks nobody else's
-  allocator: memory_stats() here has the figures by torch's names. CUDA graphs and
-  torch.cuda.MemPool are refused, since torch's allocator has to keep memory apart for
-  them.
+  allocator: memory_stats() here has the figures by torch's names. torch.cuda.graph and
+  make_graphed_callables keep their memory apart as ever, and graphs may share it by
+  pool=; torch.cuda.MemPool and torch.compile's mode "reduce-overhead" are torch's own
+  allocator's and raise.
 - using() has torch's own cache take its segments from a gpumem pool inside a with
   statement. All of torch goes on as ever, statistics and graphs too; a graph is
   recorded with torch's memory.
@@ -130,6 +131,8 @@ def enable(pool: Pool | None = None) -> None:
             ("memory_fraction", "set_memory_fraction_fn"),
             ("base_alloc", "set_base_alloc_fn"),
             ("begin_pool", "set_begin_allocate_to_pool"),
+            ("end_pool", "set_end_allocate_to_pool_fn"),
+            ("release_pool", "set_release_pool"),
         ):
             function = getattr(symbols, f"gpumem_torch_{name}")
             address = ctypes.cast(function, ctypes.c_void_p).value

@@ -7,6 +7,11 @@
  * 339 us, and it waits for all work of the device; cudaHostAlloc and its free 675 us
  * for 1 MiB. That is why there is a pool above.
  *
+ * Allocating is no part of a graph that a stream records meanwhile, and spoils none:
+ * the runtime forbids it to threads that record in another mode than relaxed, lest
+ * somebody means it to be a part, and is told that nobody does. Giving back waits for
+ * the device, which really cannot be done then.
+ *
  * Giving back succeeds also when the runtime is unloading or the context is destroyed:
  * the memory went with it.
  *
@@ -48,7 +53,14 @@ cuda_mem_alloc(void *self, int device, gm_mem_kind kind, size_t size, uintptr_t 
     void *ptr = NULL;
 
     if (error == cudaSuccess) {
-        error = alloc_kind(kind, size, &ptr);
+        enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+
+        error = cudaThreadExchangeStreamCaptureMode(&mode); // `mode` is what it was
+        if (error == cudaSuccess) {
+            error = alloc_kind(kind, size, &ptr);
+            (void)cudaThreadExchangeStreamCaptureMode(
+                &mode); // fails for bad modes alone
+        }
         cuda_leave(&guard);
     }
     if (error == cudaSuccess) {

@@ -33,6 +33,7 @@ struct gm_capture {
     gm_stream_use stream;
     gm_capture_mode mode;
     pthread_t thread;     // that began it
+    bool named;           // requests name it: no stream leads to it
     bool listed;          // from its beginning to its end
     atomic_bool owned;    // somebody begins or ends the recording, or has ended it
     _Atomic(uint64_t) id; // the backend's number, 0 before it has one
@@ -49,8 +50,14 @@ of_link(gm_capture_link *link)
 
 GM_STATIC_ASSERT(offsetof(gm_capture, link) == 0, "a link is where its capture is");
 
-static void
-unref(gm_capture *capture)
+void
+gm_capture_ref(gm_capture *capture)
+{
+    atomic_fetch_add(&capture->refs, 1);
+}
+
+void
+gm_capture_unref(gm_capture *capture)
 {
     if (atomic_fetch_sub(&capture->refs, 1) == 1) {
         gm_host_free(capture);
@@ -68,31 +75,75 @@ gm_capture_is_released(const gm_capture *capture)
 static bool
 is_of_stream(gm_capture_link *link, void *context)
 {
-    return gm_stream_use_is_same(&of_link(link)->stream, context);
+    const gm_capture *capture = of_link(link);
+
+    return !capture->named && gm_stream_use_is_same(&capture->stream, context);
+}
+
+/* One that has not begun; NULL for no host memory. */
+static gm_capture *
+make(const gm_stream_use *stream, gm_capture_mode mode)
+{
+    gm_capture *capture = gm_host_zalloc(sizeof(*capture));
+
+    if (capture) {
+        capture->stream = *stream;
+        capture->mode = mode;
+        capture->thread = pthread_self();
+        atomic_init(&capture->owned, true);
+        atomic_init(&capture->id, 0);
+        atomic_init(&capture->released, false);
+        atomic_init(&capture->refs, 1);
+    }
+    return capture;
 }
 
 gm_status
 gm_capture_begin(const gm_stream_use *stream, gm_capture_mode mode, gm_capture **out)
 {
-    gm_capture *capture = gm_host_zalloc(sizeof(*capture));
+    gm_capture *capture = make(stream, mode);
 
     if (!capture) {
         return GM_ERR_HOST_MEMORY;
     }
-    capture->stream = *stream;
-    capture->mode = mode;
-    capture->thread = pthread_self();
     capture->listed = true;
-    atomic_init(&capture->owned, true);
-    atomic_init(&capture->id, 0);
-    atomic_init(&capture->released, false);
-    atomic_init(&capture->refs, 1);
     if (!gm_process_capture_begin(&capture->link, is_of_stream, &capture->stream)) {
         gm_host_free(capture);
         return GM_BUSY;
     }
     *out = capture;
     return GM_OK;
+}
+
+/* Forbids nothing: who records has to know what may be asked of the device. */
+gm_status
+gm_capture_new(gm_capture **out)
+{
+    const gm_stream_use none = {.device = -1};
+    gm_capture *capture = make(&none, GM_CAPTURE_MODE_RELAXED);
+
+    if (!capture) {
+        return GM_ERR_HOST_MEMORY;
+    }
+    capture->named = true;
+    *out = capture;
+    return GM_OK;
+}
+
+static bool
+clashes_with_none(gm_capture_link *link, void *context)
+{
+    (void)link;
+    (void)context;
+    return false;
+}
+
+void
+gm_capture_open(gm_capture *capture)
+{
+    GM_ASSERT(capture->named && !capture->listed);
+    capture->listed = true;
+    (void)gm_process_capture_begin(&capture->link, clashes_with_none, NULL);
 }
 
 typedef struct taking {
@@ -106,7 +157,7 @@ take(gm_capture_link *link, void *context)
     gm_capture *capture = of_link(link);
     taking *t = context;
 
-    if (!gm_stream_use_is_same(&capture->stream, t->stream)) {
+    if (capture->named || !gm_stream_use_is_same(&capture->stream, t->stream)) {
         return false;
     }
     t->busy = atomic_exchange(&capture->owned, true);
@@ -242,7 +293,7 @@ gm_capture_release(gm_capture *capture)
     gm_capture_end(capture);
     atomic_store(&capture->released, true);
     gm_pools_visit(release_in_pool, capture);
-    unref(capture);
+    gm_capture_unref(capture);
 }
 
 /* ---- launches ---- */
@@ -291,8 +342,11 @@ is_of(gm_capture_link *link, void *context)
     bool same_stream =
         capture->stream.key == r->key && capture->stream.device == r->device;
 
+    if (capture->named) {
+        return false;
+    }
     if (same_stream || (r->recording && atomic_load(&capture->id) == r->recording)) {
-        atomic_fetch_add(&capture->refs, 1);
+        gm_capture_ref(capture);
         return true;
     }
     return false;
@@ -308,6 +362,10 @@ gm_capture_serves(gm_pool *pool,
     requester r = {pool->device, request->key, rescue ? rescue->recording : 0};
     gm_capture_link *link;
 
+    if (rescue && rescue->capture) {
+        *status = gm_part_malloc(pool, rescue->capture, request, out);
+        return *status != GM_ERR_CAPTURING; // else more may be had
+    }
     if (!gm_process_is_capturing()) {
         return false;
     }
@@ -316,7 +374,7 @@ gm_capture_serves(gm_pool *pool,
         return false;
     }
     *status = gm_part_malloc(pool, of_link(link), request, out);
-    unref(of_link(link));
+    gm_capture_unref(of_link(link));
     return true;
 }
 

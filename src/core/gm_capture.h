@@ -11,6 +11,10 @@
  * not asked, for that would spoil the recording: a request that the cache cannot serve
  * fails with GM_ERR_CAPTURING, and the recording goes on.
  *
+ * Another library that records may know better: what it asks for names its capture
+ * (gm_rescue.capture), which several of its recordings may share, one at a time, and
+ * what the cache lacks is taken from upstream.
+ *
  * While any recording is under way nothing is given back to the device and no mark is
  * recorded; that is made up for at its end.
  *
@@ -32,6 +36,17 @@ typedef struct gm_capture gm_capture;
 GM_MUST_CHECK gm_status gm_capture_begin(const gm_stream_use *stream,
                                          gm_capture_mode mode,
                                          gm_capture **out);
+
+/* A capture for another library's recordings, none of which is under way yet. The
+ * caller owns *out. GM_ERR_HOST_MEMORY. */
+GM_MUST_CHECK gm_status gm_capture_new(gm_capture **out);
+
+/* The next of its recordings begins, or is about to; gm_capture_end ends it. */
+void gm_capture_open(gm_capture *capture);
+
+/* Keeps the struct while a request names it: also where it is released meanwhile. */
+void gm_capture_ref(gm_capture *capture);
+void gm_capture_unref(gm_capture *capture);
 
 /* The backend's number of the recording, once it has begun: by that the other streams
  * that take part are known. */

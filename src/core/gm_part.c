@@ -169,6 +169,32 @@ take_block_locked(gm_pool *pool, gm_part *part, size_t rounded)
     return block;
 }
 
+/* The part, made where there is none. GM_ERR_HOST_MEMORY; GM_ERR_CAPTURING: the capture
+ * was released meanwhile by another thread. */
+static gm_status
+get_locked(gm_pool *pool, const gm_capture *capture, gm_stream_key key, gm_part **out)
+{
+    gm_part *part = find_locked(pool, capture, key);
+
+    if (!part) {
+        if (gm_capture_is_released(capture)) {
+            return GM_ERR_CAPTURING;
+        }
+        part = make_locked(pool, capture, key);
+    }
+    *out = part;
+    return part ? GM_OK : GM_ERR_HOST_MEMORY;
+}
+
+/* Makes a live block a member; takes the note over. */
+static void
+join_locked(gm_pool *pool, gm_part *part, gm_block *block, gm_note *note)
+{
+    gm_pool_note_block_locked(pool, block, note);
+    note->part = part;
+    part->members++;
+}
+
 /* The request, with `note` for its block, which is taken over on success. */
 static gm_status
 malloc_locked(gm_pool *pool,
@@ -177,17 +203,12 @@ malloc_locked(gm_pool *pool,
               gm_note *note,
               gm_block **out)
 {
-    gm_part *part = find_locked(pool, capture, request->key);
+    gm_part *part = NULL;
     gm_block *block;
+    gm_status status = get_locked(pool, capture, request->key, &part);
 
-    if (!part && !gm_capture_is_released(capture)) {
-        part = make_locked(pool, capture, request->key);
-        if (!part) {
-            return GM_ERR_HOST_MEMORY;
-        }
-    }
-    if (!part) { // released meanwhile by another thread
-        return GM_ERR_CAPTURING;
+    if (status != GM_OK) {
+        return status;
     }
     if (!gm_block_store_prepare(&pool->store)) {
         return GM_ERR_HOST_MEMORY;
@@ -199,9 +220,7 @@ malloc_locked(gm_pool *pool,
     }
     pool->stats.hits++;
     gm_pool_hand_out_locked(pool, block, request);
-    gm_pool_note_block_locked(pool, block, note);
-    note->part = part;
-    part->members++;
+    join_locked(pool, part, block, note);
     *out = block;
     return GM_OK;
 }
@@ -223,6 +242,48 @@ gm_part_malloc(gm_pool *pool,
     gm_pool_unlock(pool);
     if (status != GM_OK) {
         gm_host_free(note);
+    }
+    return status;
+}
+
+/* Takes the note over where it succeeds. */
+static gm_status
+adopt_locked(gm_pool *pool,
+             const gm_capture *capture,
+             const gm_request *request,
+             gm_block *block,
+             gm_note *note)
+{
+    gm_part *part = NULL;
+    gm_status status = GM_ERR_CAPTURING;
+
+    if (block->state ==
+        GM_BLOCK_LIVE) { // else it is lent: nothing is recorded any more
+        status = get_locked(pool, capture, request->key, &part);
+    }
+    if (status == GM_OK) {
+        join_locked(pool, part, block, note);
+    }
+    return status;
+}
+
+gm_status
+gm_part_adopt(gm_pool *pool,
+              const gm_capture *capture,
+              const gm_request *request,
+              gm_block *block)
+{
+    gm_note *note = gm_note_new(GM_NOTE_BLOCK);
+    gm_status status = GM_ERR_HOST_MEMORY;
+
+    if (note) {
+        gm_pool_lock(pool);
+        status = adopt_locked(pool, capture, request, block, note);
+        gm_pool_unlock(pool);
+    }
+    if (status != GM_OK) {
+        gm_host_free(note);
+        gm_pool_free(pool, block, block->generation);
     }
     return status;
 }

@@ -149,6 +149,9 @@ typedef struct gm_rescue {
     const struct gm_stream_use *by;
     /* The recording that stream takes part in, by the backend's number; 0: none. */
     uint64_t recording;
+    /* The capture whose memory is asked for, where the caller knows (gm_capture_new);
+     * `recording` is 0 then. NULL: the stream tells. */
+    struct gm_capture *capture;
 } gm_rescue;
 
 /* The same with all means: waits for the lock, asks upstream, and on want of memory

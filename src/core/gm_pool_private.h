@@ -218,7 +218,8 @@ bool gm_pool_lend(gm_pool *pool,
 bool gm_capture_is_forbidding(void);
 
 /* True where the request comes from a stream that is being recorded: *status says how
- * it went, *out is set on success. */
+ * it went, *out is set on success. False for one that names its capture, where that and
+ * the cache have nothing for it: what it is given instead is for gm_part_adopt. */
 bool gm_capture_serves(gm_pool *pool,
                        const gm_request *request,
                        const gm_rescue *rescue,
@@ -231,6 +232,14 @@ gm_status gm_part_malloc(gm_pool *pool,
                          gm_capture *capture,
                          const gm_request *request,
                          gm_block **out);
+
+/* Makes a block that was handed out for request->key the capture's. Where that cannot
+ * be done the block goes back: GM_ERR_HOST_MEMORY, or GM_ERR_CAPTURING for a capture
+ * that was released meanwhile. */
+gm_status gm_part_adopt(gm_pool *pool,
+                        const gm_capture *capture,
+                        const gm_request *request,
+                        gm_block *block);
 
 /* The pool's parts of a capture are used by a launch; or are no more. */
 gm_status

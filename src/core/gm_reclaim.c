@@ -284,5 +284,7 @@ gm_pool_malloc_slow(gm_pool *pool,
     if (gm_is_shortage(status)) {
         gm_pool_count(pool, &pool->stats.out_of_memory);
     }
-    return status;
+    return status == GM_OK && rescue && rescue->capture
+               ? gm_part_adopt(pool, rescue->capture, request, *out)
+               : status;
 }

@@ -12,6 +12,7 @@
 
 #include "module.h"
 
+#include "core/gm_capture.h"
 #include "core/gm_client.h"
 #include "core/gm_note.h" // gm_stream_use
 #include "core/gm_raw.h"
@@ -22,6 +23,7 @@
 #include <stdatomic.h>
 
 typedef struct gmpy_cxx gmpy_cxx;
+typedef struct gmpy_torch_graphs gmpy_torch_graphs;
 
 typedef struct gmpy_c_api {
     gmpy_state *st;
@@ -30,6 +32,7 @@ typedef struct gmpy_c_api {
     gpumem_pool *torch;       // what torch takes from, NULL for none; it stays
     gpumem_pool *torch_alone; // the same, without Python
     gmpy_cxx *cxx;            // how torch is told of errors
+    gmpy_torch_graphs *torch_graphs;
 } gmpy_c_api;
 
 /* A pool as C code holds it. References: its holders, and what is in use. The last one
@@ -95,9 +98,42 @@ gmpy_c_attach(PyThreadState *attached)
     }
 }
 
+/* ---- capi_memory.c ---- */
+
+/* gpumem_malloc for the memory of `capture`, or of none: NULL. A capture takes from the
+ * device what it lacks, which the caller has seen to. */
+int gmpy_c_malloc(gpumem_pool *pool,
+                  size_t size,
+                  int device,
+                  void *stream,
+                  uint64_t stream_id,
+                  gm_capture *capture,
+                  void **out);
+
 /* ---- capi_torch.c ---- */
 
 extern PyMethodDef gmpy_c_torch_methods[];
+
+/* ---- capi_torch_graphs.c ---- */
+
+/* NULL: no host memory. It stays. */
+gmpy_torch_graphs *gmpy_torch_graphs_new(void);
+
+/* A graph is about to be recorded with the memory of that name; GM_BUSY: one is being
+ * recorded with it. The recording ends; the graph ends. Detached. */
+gm_status gmpy_torch_graphs_begin(gmpy_c_api *api, int device, gpumem_torch_id id);
+void gmpy_torch_graphs_end(gmpy_c_api *api, int device, gpumem_torch_id id);
+void gmpy_torch_graphs_release(gmpy_c_api *api, int device, gpumem_torch_id id);
+
+/* Ends recordings that failed, of which torch says nothing. Detached. */
+void gmpy_torch_graphs_tidy(gmpy_c_api *api);
+
+/* Whether something is being recorded. Cheap. */
+bool gmpy_torch_graphs_any(const gmpy_c_api *api);
+
+/* The capture of the recording in which the stream takes part, NULL for none: a
+ * reference for the caller. */
+gm_capture *gmpy_torch_graphs_find(gmpy_c_api *api, int device, void *stream);
 
 /* ---- capi.c ---- */
 

@@ -108,6 +108,7 @@ malloc_detached(gpumem_pool *pool,
                 gm_pool *native,
                 const gm_request *request,
                 const gm_stream_use *by,
+                gm_capture *capture,
                 gm_block **out)
 {
     gmpy_rescue rescue = {
@@ -115,6 +116,7 @@ malloc_detached(gpumem_pool *pool,
         .pool = native,
         .of_c = true,
         .alone = (pool->flags & GPUMEM_NO_PYTHON) != 0,
+        .capture = capture,
         .outer = gmpy_this_rescue,
     };
     gm_status status;
@@ -141,17 +143,18 @@ malloc_slow(gpumem_pool *pool,
             gm_pool *native,
             const gm_request *request,
             const gm_stream_use *by,
+            gm_capture *capture,
             gm_block **out)
 {
     int status;
 
     if (!GMPY_IS_ATTACHED()) {
-        return malloc_detached(pool, native, request, by, out);
+        return malloc_detached(pool, native, request, by, capture, out);
     }
     {
         GMPY_TAKE_ERROR(pending); // what runs meanwhile must not find it
         Py_BEGIN_ALLOW_THREADS
-        status = malloc_detached(pool, native, request, by, out);
+        status = malloc_detached(pool, native, request, by, capture, out);
         Py_END_ALLOW_THREADS
         GMPY_GIVE_ERROR(pending);
     }
@@ -189,12 +192,13 @@ entry_begin(
     }
 }
 
-GPUMEM_EXPORT int
-gpumem_malloc(gpumem_pool *pool,
+int
+gmpy_c_malloc(gpumem_pool *pool,
               size_t size,
               int device,
               void *stream,
               uint64_t stream_id,
+              gm_capture *capture,
               void **out)
 {
     gmpy_c_api *api;
@@ -230,7 +234,7 @@ gpumem_malloc(gpumem_pool *pool,
     request.key = by.key;
     request.client = pool->named ? pool->client : gmpy_this_thread.client;
     if (GM_UNLIKELY(gm_pool_malloc(native, &request, &block) != GM_OK)) {
-        answer = malloc_slow(pool, native, &request, &by, &block);
+        answer = malloc_slow(pool, native, &request, &by, capture, &block);
         if (answer != GPUMEM_OK) {
             gm_raw_free(raw);
             return answer;
@@ -239,6 +243,17 @@ gpumem_malloc(gpumem_pool *pool,
     entry_begin(pool, raw, native, block, size);
     *out = (void *)block->addr;
     return GPUMEM_OK;
+}
+
+GPUMEM_EXPORT int
+gpumem_malloc(gpumem_pool *pool,
+              size_t size,
+              int device,
+              void *stream,
+              uint64_t stream_id,
+              void **out)
+{
+    return gmpy_c_malloc(pool, size, device, stream, stream_id, NULL, out);
 }
 
 /* ---- giving it back ---- */

@@ -7,7 +7,8 @@
  *
  * - gpumem_torch_alloc and the rest as torch's allocator: torch has no cache of its own
  *   then. torch takes what it is given for memory, null included, and says that there
- * is none by a C++ exception. So that is thrown: see below.
+ *   is none by a C++ exception. So that is thrown: see below. What it says of graphs
+ *   goes to capi_torch_graphs.c.
  * - gpumem_torch_pool_alloc below torch's own cache (torch.cuda.MemPool): called with
  *   torch's lock held, which threads want that have the interpreter, so it never waits
  *   for that. Null is understood there: torch gives back what it has cached and raises.
@@ -131,15 +132,36 @@ opened(void)
 
 /* The runtime does not tell which stream it is that is being recorded. torch's streams
  * are never destroyed, so there a handle will do: memory taken by it is its own. */
+static uint64_t
+key_of(const void *stream)
+{
+    return KEY_BY_HANDLE | (uintptr_t)stream;
+}
+
 static int
 take(gpumem_pool *pool, size_t size, int device, void *stream, void **out)
 {
     int status = gpumem_malloc(pool, size, device, stream, 0, out);
 
     return status == GPUMEM_ERROR_CAPTURING
-               ? gpumem_malloc(pool, size, device, stream,
-                               KEY_BY_HANDLE | (uintptr_t)stream, out)
+               ? gpumem_malloc(pool, size, device, stream, key_of(stream), out)
                : status;
+}
+
+/* The same while torch records: memory of the graph's, where the stream takes part. */
+GM_COLD static int
+take_recording(gmpy_c_api *api, size_t size, int device, void *stream, void **out)
+{
+    gm_capture *capture = gmpy_torch_graphs_find(api, device, stream);
+    int status;
+
+    if (!capture) {
+        return take(api->torch, size, device, stream, out);
+    }
+    status =
+        gmpy_c_malloc(api->torch, size, device, stream, key_of(stream), capture, out);
+    gm_capture_unref(capture);
+    return status;
 }
 
 GPUMEM_EXPORT void *
@@ -152,7 +174,9 @@ gpumem_torch_alloc(ssize_t size, int device, void *stream)
     if (!api || size == 0) {
         return NULL; // the process ends, or nothing is wanted
     }
-    status = take(api->torch, (size_t)size, device, stream, &memory);
+    status = GM_UNLIKELY(gmpy_torch_graphs_any(api))
+                 ? take_recording(api, (size_t)size, device, stream, &memory)
+                 : take(api->torch, (size_t)size, device, stream, &memory);
     if (status == GPUMEM_ERROR_OUT_OF_MEMORY) {
         throw_shortage(api->cxx);
     }
@@ -201,6 +225,9 @@ gpumem_torch_empty_cache(void)
 {
     gmpy_c_api *api = opened();
 
+    if (api) {
+        gmpy_torch_graphs_tidy(api);
+    }
     for (int device = 0; api && device < api->torch->device_count; device++) {
         if (atomic_load(&api->torch->natives[device])) { // that torch used
             (void)gpumem_pool_trim(api->torch, device);
@@ -246,19 +273,56 @@ gpumem_torch_base_alloc(void *ptr, size_t *size)
     return info.base;
 }
 
-/* torch is about to record a graph, or to use a MemPool, whose memory has to be kept
- * apart. It passes what pool that is; the answer is the same for all. */
+/* ---- graphs ---- */
+
+/* torch is about to record a graph. What it passes last tells which streams take part,
+ * which the driver is asked instead. */
 GPUMEM_EXPORT void
-gpumem_torch_begin_pool(int Py_UNUSED(device))
+gpumem_torch_begin_pool(int device, gpumem_torch_id id, void *Py_UNUSED(filter))
 {
     gmpy_c_api *api = opened();
+    PyThreadState *attached;
+    gm_status status;
+
+    if (!api) {
+        return;
+    }
+    attached = gmpy_c_detach();
+    status = gmpy_torch_graphs_begin(api, device, id);
+    gmpy_c_attach(attached);
+    if (status == GM_BUSY) {
+        throw_error(api->cxx, "a graph is being recorded with this memory already; "
+                              "give the other one a pool of its own");
+    }
+    if (status != GM_OK) {
+        (void)gmpy_c_fail(api, status, "beginning to record a graph");
+        throw_error(api->cxx, gmpy_this_c_error.text);
+    }
+}
+
+GPUMEM_EXPORT void
+gpumem_torch_end_pool(int device, gpumem_torch_id id)
+{
+    gmpy_c_api *api = opened();
+    PyThreadState *attached;
 
     if (api) {
-        throw_error(
-            api->cxx,
-            "gpumem as torch's allocator keeps no memory apart for a graph or a "
-            "torch.cuda.MemPool: do not call gpumem.interop.torch.enable(), and "
-            "use gpumem.interop.torch.using() around what is not recorded");
+        attached = gmpy_c_detach();
+        gmpy_torch_graphs_end(api, device, id);
+        gmpy_c_attach(attached);
+    }
+}
+
+GPUMEM_EXPORT void
+gpumem_torch_release_pool(int device, gpumem_torch_id id)
+{
+    gmpy_c_api *api = opened();
+    PyThreadState *attached;
+
+    if (api) {
+        attached = gmpy_c_detach();
+        gmpy_torch_graphs_release(api, device, id);
+        gmpy_c_attach(attached);
     }
 }
 
@@ -315,6 +379,7 @@ torch_open(PyObject *Py_UNUSED(module), PyObject *args)
     gpumem_pool *alone = NULL;
     PyObject *object;
     PyObject *functions;
+    gmpy_torch_graphs *graphs;
     gmpy_cxx *cxx;
 
     if (!PyArg_UnpackTuple(args, "_torch_open", 2, 2, &object, &functions)) {
@@ -333,13 +398,20 @@ torch_open(PyObject *Py_UNUSED(module), PyObject *args)
     if (!cxx) {
         return PyErr_NoMemory();
     }
-    if (read_functions(functions, cxx) < 0 || hold_for_torch(object, 0, &pool) < 0 ||
+    graphs = gmpy_torch_graphs_new();
+    if (!graphs) {
+        PyErr_NoMemory();
+    }
+    if (!graphs || read_functions(functions, cxx) < 0 ||
+        hold_for_torch(object, 0, &pool) < 0 ||
         hold_for_torch(object, GPUMEM_NO_PYTHON, &alone) < 0) {
         gpumem_pool_release(pool);
+        gm_host_free(graphs);
         gm_host_free(cxx);
         return NULL;
     }
     api->cxx = cxx;
+    api->torch_graphs = graphs;
     api->torch_alone = alone;
     api->torch = pool; // the last: before it nobody looks at the others
     Py_RETURN_NONE;

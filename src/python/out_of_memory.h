@@ -62,6 +62,7 @@ struct gmpy_rescue {
     bool asking;        // it is running
     bool of_c;          // made by C code: what Python raises becomes its last error
     bool alone;         // the same, and it must not wait for the interpreter
+    struct gm_capture *capture; // of C code: whose memory is asked for, NULL: no one's
     gmpy_rescue *outer; // a request of this thread that is under way around this one
 };
 

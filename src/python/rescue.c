@@ -235,10 +235,12 @@ gmpy_rescue_run(gmpy_rescue *rescue,
         .trim = trim_driver,
         .ask = asks ? ask_callback : NULL,
         .by = by,
+        .capture = rescue->capture,
     };
     gm_status status;
 
-    if (by && !gmpy_stream_use_look(rescue->st->backend, by, &means.recording)) {
+    if (by && !means.capture &&
+        !gmpy_stream_use_look(rescue->st->backend, by, &means.recording)) {
         means.by = NULL; // nothing is lent to a stream that is gone
     }
     status = gm_pool_malloc_slow(rescue->pool, request, &means, out);

@@ -7,9 +7,11 @@
  */
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <string>
 #include <sys/types.h>
+#include <utility>
 #include <vector>
 
 namespace c10 {
@@ -101,17 +103,37 @@ extern "C" int
 take(void *(*alloc)(ssize_t, int, void *),
      ssize_t size,
      int device,
+     void *stream,
      void **out,
      char *text,
      size_t room)
 {
-    return caught([&] { *out = alloc(size, device, nullptr); }, text, room);
+    return caught([&] { *out = alloc(size, device, stream); }, text, room);
 }
 
+/* What torch calls about the memory of graphs, with its types of arguments. */
+using Id = std::pair<unsigned long long, unsigned long long>;
+using Filter = std::function<bool(void *)>;
+
 extern "C" int
-begin(void (*begin_pool)(int), char *text, size_t room)
+begin(void (*begin_pool)(int, Id, Filter),
+      int device,
+      unsigned long long first,
+      unsigned long long second,
+      char *text,
+      size_t room)
 {
-    return caught([&] { begin_pool(0); }, text, room);
+    Filter filter = [device](void *stream) { return device && stream; };
+    return caught([&] { begin_pool(device, {first, second}, filter); }, text, room);
+}
+
+extern "C" void
+about(void (*end_or_release)(int, Id),
+      int device,
+      unsigned long long first,
+      unsigned long long second)
+{
+    end_or_release(device, {first, second});
 }
 
 extern "C" int
