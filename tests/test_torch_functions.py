@@ -178,7 +178,8 @@ def captured(text):
 
 def test_what_a_recording_takes_is_its_graphs_until_that_is_gone(with_torchs_pool):
     """From the device too, which a recording's mode may forbid but torch's does not."""
-    assert with_torchs_pool(captured("""
+    assert with_torchs_pool(
+        captured("""
         print(begin(1, 0)); stream.begin_capture()
         first = taken()
         give(first)
@@ -199,11 +200,13 @@ def test_what_a_recording_takes_is_its_graphs_until_that_is_gone(with_torchs_poo
         stream.begin_capture(); stream.end_capture()  # nobody's
         ours.gpumem_torch_empty_cache()
         print(pool.total_bytes() // MIB)
-    """)) == ["(0, '')", "True 1", "True", "1 True", "2 True", "0", "3 3", "3"]
+    """)
+    ) == ["(0, '')", "True 1", "True", "1 True", "2 True", "0", "3 3", "3"]
 
 
 def test_graphs_share_memory_by_its_name(with_torchs_pool):
-    assert with_torchs_pool(captured("""
+    assert with_torchs_pool(
+        captured("""
         seen = []
         for name in ((1, 0), (1, 0), (0, 1)):
             begin(*name); stream.begin_capture()
@@ -218,23 +221,27 @@ def test_graphs_share_memory_by_its_name(with_torchs_pool):
         about("release_pool", 1, 0)
         print(kept())
         for function in ("release_pool", "end_pool"): about(function, 7, 7)
-    """)) == ["True 2", "2", "1", "0"]
+    """)
+    ) == ["True 2", "2", "1", "0"]
 
 
 def test_a_stream_that_joins_takes_part(with_torchs_pool):
-    assert with_torchs_pool(captured("""
+    assert with_torchs_pool(
+        captured("""
         begin(1, 0); stream.begin_capture()
         other.wait_event(stream.record())
         give(taken(on=other))
         stream.wait_event(other.record())
         end(1, 0)
         print(kept())
-    """)) == ["1"]
+    """)
+    ) == ["1"]
 
 
 def test_two_recordings_at_once(with_torchs_pool):
     """Each is known by the thread that began it; then by the driver's number."""
-    assert with_torchs_pool(captured("""
+    assert with_torchs_pool(
+        captured("""
         import threading
         begin(1, 0); stream.begin_capture()
         def work():
@@ -252,13 +259,15 @@ def test_two_recordings_at_once(with_torchs_pool):
         print(kept())
         about("release_pool", 1, 0)
         print(kept())
-    """)) == ["2", "1", "0"]
+    """)
+    ) == ["2", "1", "0"]
 
 
 def test_a_graph_that_goes_while_another_is_recorded_is_waited_for_later(
     with_torchs_pool,
 ):
-    assert with_torchs_pool(captured("""
+    assert with_torchs_pool(
+        captured("""
         begin(1, 0); stream.begin_capture()
         give(taken())
         graph = end(1, 0)
@@ -267,12 +276,14 @@ def test_a_graph_that_goes_while_another_is_recorded_is_waited_for_later(
         print(kept())
         end(2, 0)
         print(kept())
-    """)) == ["1", "0"]
+    """)
+    ) == ["1", "0"]
 
 
 def test_a_recording_that_failed_is_noticed(with_torchs_pool):
     """torch does not say that it is over: it would forbid for ever to give back."""
-    assert with_torchs_pool(captured("""
+    assert with_torchs_pool(
+        captured("""
         begin(1, 0); stream.begin_capture()
         give(taken())
         stream.end_capture()
@@ -283,12 +294,14 @@ def test_a_recording_that_failed_is_noticed(with_torchs_pool):
         give(taken())
         end(1, 0)
         print(kept())
-    """)) == ["1", "1"]
+    """)
+    ) == ["1", "1"]
 
 
 def test_want_of_memory_in_a_recording(with_torchs_pool):
     """Is thrown; the recording goes on."""
-    assert with_torchs_pool(captured("""
+    assert with_torchs_pool(
+        captured("""
         pool.set_limit(size=MIB)
         begin(1, 0); stream.begin_capture()
         memory = taken()
@@ -297,7 +310,8 @@ def test_want_of_memory_in_a_recording(with_torchs_pool):
         give(memory)
         print(taken() == memory)
         end(1, 0)
-    """)) == ["1 True", "True"]
+    """)
+    ) == ["1 True", "True"]
 
 
 def test_one_pool_a_process(with_torchs_pool):
