@@ -56,6 +56,7 @@ struct gm_arena {
     // Where pages are mapped (gm_page.h).
     gm_stream_use by; // the stream, as its last request that missed named it
     bool known;       // it did, and the stream has not ended
+    size_t borrowers; // of its handle, who have no lock: gm_owner
 };
 
 typedef struct gm_arena_table {

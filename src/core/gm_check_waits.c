@@ -43,11 +43,26 @@ is_in_lane_of(const gm_use *use, bool in_lane, const void *note)
     return in_lane && use->note == note;
 }
 
+/* The uses, and pages on their way back to the device, that hold the mark. */
+static size_t
+holders_of(const gm_pool *pool, const gm_mark *mark)
+{
+    size_t holders = sum_of_uses(pool, has_mark, mark);
+
+    for (const gm_page *page = pool->paging.leaving; page; page = page->behind) {
+        holders += page->mark == mark;
+    }
+    return holders;
+}
+
 static const char *
 check_use(const gm_pool *pool, const gm_use *use)
 {
-    if (use->mark && use->mark->refs != sum_of_uses(pool, has_mark, use->mark)) {
-        return "a mark is not held by as many uses as it counts";
+    size_t holders = use->mark ? holders_of(pool, use->mark) : 0;
+
+    if (use->mark && (use->mark->refs < holders ||
+                      (use->mark->refs > holders && !pool->paging.in_flight))) {
+        return "a mark is not held by as many uses and pages as it counts";
     }
     if (use->mark && use->mark->device != use->by.device) {
         return "a use has a mark of another device";

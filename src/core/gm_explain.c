@@ -259,18 +259,18 @@ largest_available(gm_pool *pool,
 {
     size_t fresh;
 
+    gm_pool_lock(pool);
     if (pool->paging.grain) {
         allowed -= idle < allowed ? idle : allowed;
         fresh = upstream < allowed ? upstream : allowed;
-        gm_pool_lock(pool);
         fresh = largest_paged_locked(
             pool, request ? gm_arena_find(&pool->arenas, request->key) : NULL,
             fresh - fresh % pool->paging.grain);
-        gm_pool_unlock(pool);
     }
     else {
         fresh = (upstream < allowed ? upstream : allowed) / GM_UNIT * GM_UNIT;
     }
+    gm_pool_unlock(pool);
     return fresh > largest_free ? fresh : largest_free;
 }
 

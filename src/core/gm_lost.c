@@ -38,12 +38,12 @@ is_mark_lost(const loss *l, const gm_mark *mark)
 /* Whether the stream of a use went with the device. A default stream's handle outlives
  * it. Where the stream's life is not known that of its first mark tells. */
 static bool
-is_stream_lost(const loss *l, const gm_use *use, bool mark_lost)
+is_stream_lost(const loss *l, const gm_stream_use *by, bool mark_lost)
 {
-    if (use->by.device != l->device || use->by.stream <= GM_STREAM_PER_THREAD) {
+    if (by->device != l->device || by->stream <= GM_STREAM_PER_THREAD) {
         return false;
     }
-    return use->by.life ? is_of_old(l, use->by.life) : mark_lost || l->life == 0;
+    return by->life ? is_of_old(l, by->life) : mark_lost || l->life == 0;
 }
 
 /* Takes out of a note that does not stand in lanes what is lost of its uses. */
@@ -56,7 +56,7 @@ forget_uses_locked(gm_pool *pool, const loss *l, gm_note *note)
         gm_use *use = *link;
         bool mark_lost = is_mark_lost(l, use->mark);
 
-        if (is_stream_lost(l, use, mark_lost)) {
+        if (is_stream_lost(l, &use->by, mark_lost)) {
             gm_mark_drop_locked(pool, use->mark);
             *link = use->next;
             gm_host_free(use);
@@ -106,10 +106,41 @@ forget_lanes_locked(gm_pool *pool, const loss *l)
     }
 }
 
-/* Memory by page outlives a device, but its last use is over with it. */
-static void
-forget_leaving_locked(gm_pool *pool, const loss *l)
+/* An arena that a lost stream owns, by a handle that may be somebody else's by now;
+ * NULL for none. One whose life is not known is left to whoever can wait for the
+ * device. */
+static gm_arena *
+find_lost_arena_locked(const gm_pool *pool, const loss *l)
 {
+    for (size_t i = 0; i < pool->arenas.bucket_count; i++) {
+        for (gm_arena *a = pool->arenas.buckets[i]; a; a = a->chain) {
+            if (!a->known || !is_stream_lost(l, &a->by, true)) {
+                continue;
+            }
+            a->known = false;
+            if (a->by.life || !l->life) {
+                return a;
+            }
+        }
+    }
+    return NULL;
+}
+
+/* Memory by page outlives a device, but its last use is over with it: what its streams
+ * owned is anybody's. */
+static void
+forget_pages_locked(gm_pool *pool, const loss *l)
+{
+    gm_arena *arena;
+
+    if (pool->device != l->device) {
+        return;
+    }
+    pool->paging.life = l->life;
+    while ((arena = find_lost_arena_locked(pool, l)) != NULL) {
+        arena->pins++;
+        gm_arena_release_locked(pool, arena);
+    }
     for (gm_page *page = pool->paging.leaving; page; page = page->behind) {
         if (is_mark_lost(l, page->mark)) {
             gm_mark_drop_locked(pool, page->mark);
@@ -305,7 +336,7 @@ lose_in_pool(gm_pool *pool, void *context)
         return;
     }
     lock_settled(pool);
-    forget_leaving_locked(pool, l);
+    forget_pages_locked(pool, l);
     forget_lanes_locked(pool, l);
     for (gm_note *note = pool->notes; note; note = note->next) {
         forget_uses_locked(pool, l, note);
@@ -370,6 +401,18 @@ gm_pool_has_lost(const gm_pool *pool, const gm_segment *segment)
 }
 
 void
+gm_pool_begin_life(gm_pool *pool)
+{
+    uint64_t life = gm_pool_ask_life(pool, pool->device);
+
+    gm_pool_lock(pool);
+    if (!pool->paging.life) {
+        pool->paging.life = life;
+    }
+    gm_pool_unlock(pool);
+}
+
+void
 gm_pool_notice_reset(gm_pool *pool)
 {
     uint64_t life = 0;
@@ -388,7 +431,10 @@ gm_pool_notice_reset(gm_pool *pool)
         life = pool->last->life;
     }
     gm_pool_unlock(pool);
-    if (has_ended(pool, device, life)) {
+    if (pool->paging.on && !life) {
+        gm_pool_begin_life(pool);
+    }
+    else if (has_ended(pool, device, life)) {
         gm_pools_device_lost(pool->upstream.backend, device);
     }
 }

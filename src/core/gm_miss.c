@@ -174,6 +174,7 @@ pool_take(gm_pool *pool,
 {
     gm_piece piece = {0};
     gm_status status;
+    bool reserved;
 
     gm_pool_lock(pool);
     gm_pool_adopt_locked(pool, request->key, r->rounded);
@@ -187,12 +188,15 @@ pool_take(gm_pool *pool,
         }
         status = reserve_locked(pool, request, r);
     }
+    reserved = status == GM_OK && r->block;
+    if (reserved) { // before anybody can miss the bytes
+        gm_process_flight_begin();
+    }
     gm_pool_unlock(pool);
-    if (status != GM_OK || !r->block) {
+    if (!reserved) {
         return status;
     }
 
-    gm_process_flight_begin();
     status =
         pool->upstream.take(pool->upstream.context, pool->device, r->bytes, &piece);
     GM_ASSERT(status != GM_OK || (piece.base && piece.size >= r->bytes));

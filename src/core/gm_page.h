@@ -80,6 +80,7 @@ struct gm_space {
     size_t count;    // of `at`; nothing was ever mapped above
     size_t bytes;    // of the pages at home here
     gm_block *holes; // its HOLE blocks
+    bool awaited;    // the request that had it made is not served yet
 };
 
 /* The memory that a segment holds. */
@@ -112,7 +113,7 @@ typedef struct gm_paging {
     uint64_t looks;   // so far
     size_t high;      // the most that was in use, as far as misses saw it
     size_t withheld;  // bytes of pages in MOVING blocks: held, but not counted in total
-    uint64_t life;    // of the device, when an event was recorded for a page last
+    uint64_t life;    // of the device, as far as its resets were noticed; 0: not known
     size_t in_flight; // requests that map pages just now, and releases
 } gm_paging;
 
@@ -130,7 +131,8 @@ void gm_space_unlink_locked(gm_pool *pool, gm_segment *segment);
 /* Frees the page map of a segment that is in no pool any more, if it has one. */
 void gm_space_free(gm_segment *segment);
 
-/* Whether nothing is in a space but its open end, without a place in it. */
+/* Whether nothing is in a space, nor about to be, but its open end without a place in
+ * it. */
 bool gm_space_is_empty(const gm_segment *segment);
 
 /* Room in `at` for the addresses below `end`. False: no host memory. */

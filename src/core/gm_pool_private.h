@@ -174,9 +174,25 @@ void gm_pool_flush(gm_pool *pool);
  * became free. */
 size_t gm_note_finish_locked(gm_pool *pool, gm_note *note);
 
+/* ---- gm_stream_end.c ---- */
+
 /* What an ended stream left, whose work is done, becomes part of the commons; takes one
  * pin. */
 void gm_arena_release_locked(gm_pool *pool, gm_arena *arena);
+
+/* The stream whose work may still use what lies in an arena, for calls of the device
+ * without the lock. As long as somebody has it the stream does not end. */
+typedef struct gm_owner {
+    gm_arena *arena; // pinned
+    gm_stream_use by;
+    bool known;    // `by` is that stream, and has not ended
+    bool gone;     // for whoever finds that it has all the same
+    bool done;     // nothing is under way
+    gm_mark *last; // of one that has ended: after this nothing is; NULL: it has none
+} gm_owner;
+
+void gm_owner_take_locked(gm_pool *pool, gm_arena *arena, gm_owner *out);
+void gm_owner_return_locked(gm_pool *pool, const gm_owner *owner);
 
 /* Takes the first use of the lane that `*lane` points to, whose mark has happened, out
  * of it. Returns the bytes that became free. */
@@ -187,6 +203,10 @@ size_t gm_lane_settle_locked(gm_pool *pool, gm_use **lane);
 /* Looks whether the device was reset that the pool took memory from last, and forgets
  * what is gone then. Asks the device. */
 void gm_pool_notice_reset(gm_pool *pool);
+
+/* Notes which life the device is in, where a pool that maps pages does not know: what
+ * it has of the device from now on goes with that. Asks the device. */
+void gm_pool_begin_life(gm_pool *pool);
 
 /* Ends a segment that is in no list any more and whose memory is gone. */
 void gm_pool_forget_segment(gm_pool *pool, gm_segment *segment);

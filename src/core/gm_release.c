@@ -64,67 +64,67 @@ take_pages_locked(gm_pool *pool, gm_look *look, size_t floor)
     return chain;
 }
 
-/* The next arena with pages to give back, which are taken; NULL for none. */
-static gm_page *
-next_chain_locked(gm_pool *pool,
-                  const gm_stream_key *key,
-                  size_t floor,
-                  gm_stream_use *by,
-                  bool *known)
+/* Pages of one arena that are taken. */
+typedef struct departure {
+    gm_page *chain;
+    gm_owner owner;
+    uint64_t serial; // of the space at which they were found; none below is looked at
+} departure;
+
+/* The next arena with pages to give back; false for none. */
+static bool
+depart_locked(gm_pool *pool, const gm_stream_key *key, size_t floor, departure *d)
 {
     for (gm_segment *s = pool->first; s; s = s->next) {
-        gm_arena *arena = s->arena;
         gm_look look;
-        gm_page *chain;
 
-        if (!s->space || (key && arena->key != *key)) {
+        if (!s->space || s->serial < d->serial || (key && s->arena->key != *key)) {
             continue;
         }
         gm_look_begin_locked(pool, &look);
-        gm_look_add_locked(pool, &look, arena);
+        gm_look_add_locked(pool, &look, s->arena);
         gm_pool_note_cached_locked(pool);
-        chain = take_pages_locked(pool, &look, floor);
-        if (chain) {
-            *by = arena->by;
-            *known = arena->known;
-            if (arena == pool->arenas.commons) { // all that was under way is done
-                by->device = -1;
-            }
-            return chain;
+        d->chain = take_pages_locked(pool, &look, floor);
+        d->serial = s->serial + 1;
+        if (d->chain) {
+            gm_owner_take_locked(pool, s->arena, &d->owner);
+            pool->paging.in_flight++;
+            gm_process_flight_begin();
+            return true;
         }
     }
-    return NULL;
+    return false;
 }
 
-/* A mark of the last use of what is being given back; NULL where that is done. */
-static gm_mark *
-mark_last_use(gm_pool *pool, const gm_stream_use *by, bool known)
+/* *out is a mark of the last use of what is being given back, NULL where that is done.
+ * What else is returned: that cannot be told now, and it has to stay. */
+static gm_status
+mark_last_use(gm_pool *pool, gm_owner *owner, gm_mark **out)
 {
     const gm_backend *b = pool->upstream.backend;
-    gm_mark *mark = NULL;
+    gm_status status;
 
-    if (by->device < 0) {
-        return NULL;
+    if (owner->done || owner->last) {
+        *out = owner->last;
+        return GM_OK;
     }
-    known = known && gm_stream_use_is_there(b, by);
-    if (known && gm_stream_use_is_idle(b, by)) {
-        return NULL; // an event recorded now would take its time
+    owner->gone = owner->known && !gm_stream_use_is_there(b, &owner->by);
+    if (!owner->known || owner->gone) {
+        return gm_backend_device_synchronize(b, pool->device);
     }
-    if (!known || gm_mark_record(pool, by, &mark) != GM_OK) {
-        /* Where this fails as well the device is lost, and the memory with it. */
-        (void)gm_backend_device_synchronize(b, pool->device);
-        return NULL;
+    if (gm_stream_use_is_idle(b, &owner->by)) {
+        return GM_OK; // an event recorded now would take its time
     }
-    return mark;
+    status = gm_mark_record(pool, &owner->by, out);
+    return status == GM_OK || status == GM_ERR_CAPTURING
+               ? status
+               : gm_backend_device_synchronize(b, pool->device);
 }
 
-/* Gives the pages their mark and puts them among those that leave. */
+/* The pages get their mark and are among those that leave. */
 static void
 queue_locked(gm_pool *pool, gm_page *chain, gm_mark *mark)
 {
-    if (mark) {
-        pool->paging.life = mark->life;
-    }
     while (chain) {
         gm_page *next = chain->behind;
 
@@ -136,7 +136,45 @@ queue_locked(gm_pool *pool, gm_page *chain, gm_mark *mark)
         pool->paging.leaving = chain;
         chain = next;
     }
-    gm_mark_drop_locked(pool, mark);
+}
+
+/* The pages are free memory again. */
+static void
+stay_locked(gm_pool *pool, gm_page *chain)
+{
+    while (chain) {
+        gm_page *next = chain->behind;
+
+        chain->taken = false;
+        pool->stats.total_bytes += chain->size;
+        pool->paging.withheld -= chain->size;
+        pool->stats.pending_release_bytes -= chain->size;
+        gm_space_put_free_locked(pool, chain->block);
+        chain = next;
+    }
+}
+
+/* Finds out until when the pages are in use. */
+static void
+queue(gm_pool *pool, departure *d)
+{
+    gm_mark *mark = NULL;
+    gm_status status = mark_last_use(pool, &d->owner, &mark);
+
+    gm_pool_lock(pool);
+    if (status == GM_OK) {
+        queue_locked(pool, d->chain, mark);
+    }
+    else {
+        stay_locked(pool, d->chain);
+    }
+    if (mark != d->owner.last) {
+        gm_mark_drop_locked(pool, mark);
+    }
+    gm_owner_return_locked(pool, &d->owner);
+    pool->paging.in_flight--;
+    gm_pool_unlock(pool);
+    gm_process_flight_end();
 }
 
 /* ---- what is done ---- */
@@ -273,12 +311,14 @@ gm_pages_settle(gm_pool *pool, bool wait)
     gm_pool_lock(pool);
     chain = pool->paging.leaving;
     pool->paging.leaving = NULL;
-    pool->paging.in_flight += chain != NULL;
+    if (chain) {
+        pool->paging.in_flight++;
+        gm_process_flight_begin();
+    }
     gm_pool_unlock(pool);
     if (!chain) {
         return 0;
     }
-    gm_process_flight_begin();
     ended = end_done(pool, &chain, wait);
     gm_pool_lock(pool);
     while (ended) {
@@ -305,30 +345,22 @@ gm_pages_settle(gm_pool *pool, bool wait)
 static size_t
 release(gm_pool *pool, const gm_stream_key *key, size_t floor, size_t *spaces)
 {
+    departure d = {0};
     size_t bytes;
-    gm_page *chain;
+    bool more = true;
 
     if (!pool->paging.on || gm_process_is_special()) {
         *spaces = 0;
         return 0;
     }
-    do {
-        gm_stream_use by = {0};
-        bool known = false;
-        gm_mark *mark;
-
+    while (more) {
         gm_pool_lock(pool);
-        chain = next_chain_locked(pool, key, floor, &by, &known);
-        pool->paging.in_flight += chain != NULL;
+        more = depart_locked(pool, key, floor, &d);
         gm_pool_unlock(pool);
-        if (chain) {
-            mark = mark_last_use(pool, &by, known);
-            gm_pool_lock(pool);
-            queue_locked(pool, chain, mark);
-            pool->paging.in_flight--;
-            gm_pool_unlock(pool);
+        if (more) {
+            queue(pool, &d);
         }
-    } while (chain);
+    }
     bytes = gm_pages_settle(pool, false);
     *spaces = end_spaces(pool);
     return bytes;

@@ -22,8 +22,9 @@
  * made in vain go back at once, and the next plan does with as many.
  *
  * Order of work. Pages of the stream itself need nothing. To those of another stream an
- * event is recorded there, and the stream of the request waits for it; where either
- * cannot be told the whole device is waited for.
+ * event is recorded there, and the stream of the request waits for it. Where either is
+ * not known, or is being recorded, others' pages are left alone: a request that finds
+ * no memory without them has them given back first, which waits as it must.
  *
  * Cost: 200 to 500 ns a look, or some 30 us a page that is mapped, and 7 us to ask the
  * device before pages are made; an event and a wait for each other stream. Threading:
@@ -54,8 +55,8 @@ typedef struct attempt {
     size_t room;    // bytes that the device could make
     bool forbidden; // the device may not be asked for anything
     bool asked;     // `room` is what it says; or it may not be asked for that
-    bool spaced;    // a space was added already
     bool own;       // other streams' pages cannot be had
+    gm_space *made; // the space that was added for it
     want want;
     gm_plan plan;
 } attempt;
@@ -193,7 +194,7 @@ tell_why_locked(attempt *a, const gm_look *look)
     if (!a->asked && lacking) {
         return wants(a, WANT_ROOM);
     }
-    return lacking > a->room || a->spaced ? GM_ERR_OUT_OF_MEMORY : wants(a, WANT_SPACE);
+    return lacking > a->room || a->made ? GM_ERR_OUT_OF_MEMORY : wants(a, WANT_SPACE);
 }
 
 /* The steps. `arena` is NULL where the stream has none yet. GM_NOT_READY: a->want is
@@ -269,7 +270,7 @@ ask_room(attempt *a)
     if (!gm_process_is_special() &&
         gm_backend_mem_info(pool->upstream.backend, pool->device, &free_bytes,
                             &total) == GM_OK) {
-        a->room = free_bytes - free_bytes % pool->paging.grain;
+        a->room = free_bytes;
     }
 }
 
@@ -280,14 +281,21 @@ add_space(attempt *a)
 {
     gm_pool *pool = a->pool;
     const gm_backend *b = pool->upstream.backend;
-    size_t grain = pool->paging.grain;
-    size_t least = (a->rounded + grain - 1) / grain * grain + 2 * grain;
-    size_t size = pool->paging.reach > least ? pool->paging.reach : least;
     uintptr_t base = 0;
     gm_arena *arena;
     gm_segment *segment = NULL;
-    gm_status status = gm_backend_vm_reserve(b, size, &base);
+    gm_status status;
+    size_t grain;
+    size_t least;
+    size_t size;
 
+    gm_pool_lock(pool);
+    grain = pool->paging.grain;
+    least = (a->rounded + grain - 1) / grain * grain + 2 * grain;
+    size = pool->paging.reach > least ? pool->paging.reach : least;
+    gm_pool_unlock(pool);
+    gm_pool_begin_life(pool); // the device is in use by now
+    status = gm_backend_vm_reserve(b, size, &base);
     while (status != GM_OK && size > least) {
         size = size / 2 > least ? size / 2 / grain * grain : least;
         status = gm_backend_vm_reserve(b, size, &base);
@@ -303,12 +311,15 @@ add_space(attempt *a)
             gm_arena_unpin(&pool->arenas, arena);
         }
     }
+    if (segment) {
+        segment->space->awaited = true;
+        a->made = segment->space;
+    }
     gm_pool_unlock(pool);
     if (!segment) {
         (void)gm_backend_vm_unreserve(b, base, size); // nothing is in it
         return GM_ERR_HOST_MEMORY;
     }
-    a->spaced = true;
     return GM_OK;
 }
 
@@ -334,38 +345,57 @@ provide(attempt *a)
 
 /* ---- calls ---- */
 
-/* Makes the stream of the request wait for what the streams of `uses` have queued. */
+/* Makes the stream of the request wait for what the owner has queued. */
 static gm_status
-wait_for_owners(attempt *a, const gm_stream_use *uses)
+wait_for_owner(attempt *a, const gm_owner *owner)
 {
     gm_pool *pool = a->pool;
     const gm_backend *b = pool->upstream.backend;
-    const gm_stream_use *by = a->rescue ? a->rescue->by : NULL;
+    const gm_stream_use *by = a->rescue->by;
+    gm_mark *mark = NULL;
+    gm_device_mark back;
+    gm_status status = gm_mark_record(pool, &owner->by, &mark);
+
+    if (status != GM_OK) {
+        return status;
+    }
+    status = gm_stream_use_enter(b, by, &back);
+    if (status == GM_OK) {
+        status = gm_backend_stream_wait_event(b, by->stream, mark->event);
+        gm_stream_use_leave(b, &back);
+    }
+    gm_pool_lock(pool);
+    gm_mark_drop_locked(pool, mark);
+    gm_pool_unlock(pool);
+    return status;
+}
+
+/* The same with all owners, who are let go. GM_MISS: they cannot be waited for so. */
+static gm_status
+wait_for_owners(attempt *a, gm_owner *owners)
+{
+    gm_pool *pool = a->pool;
     gm_status status = GM_OK;
+    size_t count = a->plan.owner_count;
 
-    for (size_t i = 0; i < a->plan.owner_count && status == GM_OK; i++) {
-        gm_mark *mark = NULL;
-        gm_device_mark back;
+    for (size_t i = 0; i < count && status == GM_OK; i++) {
+        gm_owner *owner = &owners[i];
 
-        if (uses[i].device < 0) { // done
+        if (owner->done) {
             continue;
         }
-        if (!by || !gm_stream_use_is_there(b, &uses[i])) {
-            return gm_backend_device_synchronize(b, pool->device);
-        }
-        status = gm_mark_record(pool, &uses[i], &mark);
-        if (status != GM_OK) {
-            break;
-        }
-        status = gm_stream_use_enter(b, by, &back);
-        if (status == GM_OK) {
-            status = gm_backend_stream_wait_event(b, by->stream, mark->event);
-            gm_stream_use_leave(b, &back);
-        }
-        gm_pool_lock(pool);
-        gm_mark_drop_locked(pool, mark);
-        gm_pool_unlock(pool);
+        owner->gone = !gm_stream_use_is_there(pool->upstream.backend, &owner->by);
+        status = owner->gone ? GM_MISS : wait_for_owner(a, owner);
     }
+    gm_pool_lock(pool);
+    for (size_t i = 0; i < count; i++) {
+        gm_owner_return_locked(pool, &owners[i]);
+    }
+    gm_pool_unlock(pool);
+    if (status == GM_ERR_CAPTURING) { // somebody records that stream
+        status = GM_MISS;
+    }
+    a->own |= status == GM_MISS;
     return status;
 }
 
@@ -426,16 +456,15 @@ unmake_moves(const gm_backend *b, gm_plan *plan)
 
 /* Carries the plan out. *ns is how long its calls took, 0 for none. */
 static gm_status
-carry_out(attempt *a, const gm_stream_use *uses, uint64_t *ns)
+carry_out(attempt *a, gm_owner *owners, uint64_t *ns)
 {
     gm_plan *plan = &a->plan;
-    gm_status status = wait_for_owners(a, uses);
+    gm_status status = wait_for_owners(a, owners);
     bool calls = false;
     uint64_t start;
 
-    if (status == GM_ERR_CAPTURING) { // somebody records that stream
-        a->own = true;
-        return GM_MISS;
+    if (status != GM_OK) {
+        return status;
     }
     for (size_t i = 0; i < plan->count; i++) {
         calls |= plan->moves[i].map;
@@ -459,30 +488,26 @@ carry_out(attempt *a, const gm_stream_use *uses, uint64_t *ns)
 
 /* ---- an attempt ---- */
 
-/* The streams of the pages that come from others; device -1 where nothing is under way.
- * NULL: no host memory. */
-static gm_stream_use *
-list_owners_locked(const gm_pool *pool, const gm_plan *plan)
+/* The streams of the pages that come from others. NULL: no host memory. */
+static gm_owner *
+take_owners_locked(gm_pool *pool, const gm_plan *plan)
 {
-    gm_stream_use *uses = gm_host_zalloc((plan->owner_count + 1) * sizeof *uses);
+    gm_owner *owners = gm_host_zalloc((plan->owner_count + 1) * sizeof *owners);
 
-    for (size_t i = 0; uses && i < plan->owner_count; i++) {
-        uses[i] = plan->owners[i]->by;
-        if (plan->owners[i] == pool->arenas.commons) {
-            uses[i].device = -1;
-        }
+    for (size_t i = 0; owners && i < plan->owner_count; i++) {
+        gm_owner_take_locked(pool, plan->owners[i], &owners[i]);
     }
-    return uses;
+    return owners;
 }
 
 /* From the plan to its end. GM_MISS: to be tried again. */
 static gm_status
-serve(attempt *a, gm_stream_use *uses, gm_block **out)
+serve(attempt *a, gm_owner *owners, gm_block **out)
 {
     gm_pool *pool = a->pool;
     gm_plan *plan = &a->plan;
     uint64_t ns = 0;
-    gm_status status = uses ? carry_out(a, uses, &ns) : GM_ERR_HOST_MEMORY;
+    gm_status status = owners ? carry_out(a, owners, &ns) : GM_ERR_HOST_MEMORY;
 
     gm_pool_lock(pool);
     pool->stats.driver_ns += ns;
@@ -503,7 +528,7 @@ static gm_status
 attempt_once(attempt *a, gm_block **out)
 {
     gm_pool *pool = a->pool;
-    gm_stream_use *uses = NULL;
+    gm_owner *owners = NULL;
     gm_arena *arena;
     gm_status status;
 
@@ -524,17 +549,17 @@ attempt_once(attempt *a, gm_block **out)
     }
     status = pool->paging.grain ? plan_locked(a, arena) : wants(a, WANT_GRAIN);
     if (status == GM_OK) {
-        uses = list_owners_locked(pool, &a->plan);
+        owners = take_owners_locked(pool, &a->plan);
+        gm_process_flight_begin();
     }
     gm_pool_unlock(pool);
     if (status == GM_NOT_READY) {
         return provide(a);
     }
     if (status == GM_OK) {
-        gm_process_flight_begin();
-        status = serve(a, uses, out);
+        status = serve(a, owners, out);
         gm_process_flight_end();
-        gm_host_free(uses);
+        gm_host_free(owners);
     }
     return status;
 }
@@ -556,13 +581,18 @@ gm_remap_attempt(gm_pool *pool,
         .rounded = gm_size_round(request->size),
         .room = GM_SIZE_MAX,
         .forbidden = forbidden,
-        .own = gm_process_is_special(),
+        .own = !rescue || !rescue->by || gm_process_is_special(),
     };
     gm_status status = GM_MISS;
 
     (void)gm_pages_settle(pool, false);
     for (int round = 0; status == GM_MISS && round < ROUNDS; round++) {
         status = attempt_once(&a, out);
+    }
+    if (a.made) {
+        gm_pool_lock(pool);
+        a.made->awaited = false;
+        gm_pool_unlock(pool);
     }
     return status == GM_MISS ? GM_ERR_OUT_OF_MEMORY : status;
 }

@@ -54,7 +54,8 @@ gm_space_is_empty(const gm_segment *segment)
 {
     const gm_space *space = segment->space;
 
-    if (!space || segment->first->state != GM_BLOCK_HOLE || segment->first->next) {
+    if (!space || space->awaited || segment->first->state != GM_BLOCK_HOLE ||
+        segment->first->next) {
         return false;
     }
     for (size_t i = 0; i < space->count; i++) {
@@ -178,9 +179,12 @@ gm_space_put_hole_locked(gm_pool *pool, gm_block *block)
 void
 gm_space_put_free_locked(gm_pool *pool, gm_block *block)
 {
+    size_t merges = pool->stats.merges;
+
     GM_ASSERT(block->state == GM_BLOCK_MOVING);
-    pool->uncounted--;
     gm_pool_cache_locked(pool, block);
+    pool->uncounted += pool->stats.merges - merges - 1;
+    pool->stats.merges = merges;
 }
 
 /* ---- taking ---- */

@@ -3,9 +3,10 @@
  * The end of a stream: its uses get their last mark while its handle still works, and
  * what its arenas hold becomes part of the commons when the stream's work is done.
  *
- * A flush that works on a use of the stream without the lock is waited for, so that
- * nobody uses the handle after this. Cost: a look at all notes of all pools; where the
- * stream left something, one mark a pool.
+ * Who works on a use of the stream without the lock, or on pages that it owns, is
+ * waited for, so that nobody uses the handle after this: from the first look on nobody
+ * gets it any more, and those who have it wait for nobody. Cost: a look at all notes of
+ * all pools; where the stream left something, one mark a pool.
  */
 #include "gm_pending.h"
 
@@ -29,6 +30,57 @@ gm_arena_release_locked(gm_pool *pool, gm_arena *arena)
     gm_arena_unpin(table, arena); // the note's
 }
 
+/* ---- who owns pages ---- */
+
+/* The last mark of the stream that left the arena, if that has not happened so far. */
+static gm_mark *
+find_last_locked(const gm_pool *pool, const gm_arena *arena)
+{
+    for (const gm_note *note = pool->notes; note; note = note->next) {
+        if (note->kind == GM_NOTE_ARENA && note->arena == arena && note->uses) {
+            return note->uses->mark;
+        }
+    }
+    for (const gm_use *lane = pool->lanes; lane; lane = lane->lane) {
+        for (const gm_use *use = lane; use; use = use->later) {
+            if (use->note->kind == GM_NOTE_ARENA && use->note->arena == arena) {
+                return use->mark;
+            }
+        }
+    }
+    return NULL;
+}
+
+void
+gm_owner_take_locked(gm_pool *pool, gm_arena *arena, gm_owner *out)
+{
+    *out = (gm_owner){
+        .arena = arena,
+        .by = arena->by,
+        .known = arena->known,
+        .done = arena == pool->arenas.commons,
+        .last = arena->known ? NULL : find_last_locked(pool, arena),
+    };
+    if (out->last) {
+        out->last->refs++;
+    }
+    arena->pins++;
+    arena->borrowers += out->known;
+}
+
+void
+gm_owner_return_locked(gm_pool *pool, const gm_owner *owner)
+{
+    gm_arena *arena = owner->arena;
+
+    gm_mark_drop_locked(pool, owner->last);
+    arena->known &= !owner->gone;
+    arena->borrowers -= owner->known;
+    gm_arena_unpin(&pool->arenas, arena);
+}
+
+/* ---- the end ---- */
+
 typedef struct ending {
     const gm_backend *backend;
     const gm_stream_use *by;
@@ -40,28 +92,36 @@ find_arena_locked(gm_pool *pool, const gm_stream_use *by)
     return pool->device == by->device ? gm_arena_search(&pool->arenas, by->key) : NULL;
 }
 
+/* Whether the stream left anything in the pool. Its handle goes to nobody from then on.
+ */
 static bool
 is_concerned(gm_pool *pool, const gm_stream_use *by)
 {
     bool concerned;
     const gm_note *note;
+    gm_arena *arena;
 
     gm_pool_lock(pool);
     note = pool->notes;
     while (note && !gm_note_find_use(note, by)) {
         note = note->next;
     }
-    concerned = note || find_arena_locked(pool, by);
+    arena = find_arena_locked(pool, by);
+    if (arena) {
+        arena->known = false;
+    }
+    concerned = note || arena;
     gm_pool_leave(pool);
     return concerned;
 }
 
 /* Gives the stream's uses their last mark, NULL where nothing is under way. False:
- * again, when a flush that works on one of them is done. */
+ * again, when a flush that works on one of them is done, or who has the handle is. */
 static bool
 end_uses_locked(gm_pool *pool, const gm_stream_use *by, gm_mark *mark)
 {
-    bool all = true;
+    const gm_arena *arena = find_arena_locked(pool, by);
+    bool all = !arena || !arena->borrowers;
 
     for (gm_note *note = pool->notes; note; note = note->next) {
         gm_use *use = gm_note_find_use(note, by);
@@ -93,9 +153,6 @@ end_arena_locked(
 {
     gm_arena *arena = find_arena_locked(pool, by);
 
-    if (arena) {
-        arena->known = false;
-    }
     if (!arena || !note || !use) {
         gm_host_free(note);
         gm_host_free(use);
@@ -136,7 +193,7 @@ end_in_pool(gm_pool *pool, void *context)
     gm_pool_lock(pool);
     while (!end_uses_locked(pool, e->by, mark)) {
         gm_pool_unlock(pool);
-        sched_yield(); // a flush waits for nobody
+        sched_yield(); // neither waits for anybody
         gm_pool_lock(pool);
     }
     end_arena_locked(pool, e->by, mark, note, use);

@@ -165,6 +165,58 @@ TEST(expandable_returns_pages_without_a_call)
     close_site(s);
 }
 
+/* Cuts and joins that only move pages are not the program's. */
+TEST(expandable_counts_as_joined_what_the_program_gave_back)
+{
+    site s = open_paged_site(8 * PAGE);
+    holding held[8];
+    holding h;
+    gm_stats before;
+    gm_stats after;
+
+    take_comb(s, held, 8);
+    before = stats_of(s.pool);
+    CHECK_EQ(before.splits, 0); // each page was made for its block
+    CHECK_EQ(before.merges, 0);
+    h = take_by(s.pool, 3 * PAGE + 512, &null_stream); // the fourth page is cut
+    after = stats_of(s.pool);
+    CHECK_EQ(after.remapped_pages, 4);
+    CHECK_EQ(after.splits, 0);
+    CHECK_EQ(after.merges, 0);
+    CHECK_EQ(after.free_blocks, 1);
+    drop(h); // joins the rest of that page
+    CHECK_EQ(stats_of(s.pool).merges, 1);
+    CHECK_EQ(stats_of(s.pool).free_blocks, 1);
+    drop_comb(held, 8);
+    close_site(s);
+}
+
+/* The pages that a failure sends back join what they were cut off. */
+TEST(expandable_counts_nothing_of_what_failed)
+{
+    gm_backend *fault = NULL;
+    site s = open_site(8 * PAGE);
+    gm_pool *pool = NULL;
+    holding h;
+    gm_stats before;
+    gm_stats after;
+
+    CHECK_EQ(gm_backend_fault_open(s.sim, &fault), GM_OK);
+    CHECK_EQ(gm_pool_new(0, gm_upstream_of_backend(fault), &pool), GM_OK);
+    CHECK_EQ(gm_pool_set_paging(pool), GM_OK);
+    drop(take_by(pool, 3 * PAGE, &null_stream));
+    before = stats_of(pool);
+    CHECK_EQ(gm_fault_plan(fault, "vm_create", 2, 1, GM_DEVICE_ERROR(999)), GM_OK);
+    CHECK_EQ(try_for(pool, 5 * PAGE, &null_stream, &h), GM_DEVICE_ERROR(999));
+    after = stats_of(pool);
+    CHECK_EQ(after.merges, before.merges);
+    CHECK_EQ(after.splits, before.splits);
+    CHECK_EQ(after.free_blocks, before.free_blocks);
+    gm_pool_close(pool);
+    gm_backend_close(fault);
+    close_site(s);
+}
+
 TEST(expandable_keeps_the_limit_in_pages)
 {
     site s = open_paged_site(64 * MIB);
