@@ -16,6 +16,7 @@ from typing import (
     TypeVar,
     final,
     overload,
+    type_check_only,
 )
 from weakref import ReferenceType
 
@@ -253,8 +254,20 @@ class PooledPinnedMemory(PinnedMemory):
     def pool(self) -> ReferenceType[PinnedMemoryPool]: ...
     def free(self) -> None: ...
 
+@type_check_only
+class _Tensor:
+    def __dlpack__(
+        self,
+        *,
+        stream: _Int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
 @disjoint_base
-class PinnedMemoryPointer:
+class PinnedMemoryPointer(_Tensor):
     __array_ufunc__: ClassVar[None]
     @property
     def ptr(self) -> int: ...
@@ -269,15 +282,6 @@ class PinnedMemoryPointer:
     def __rsub__(self, value: Never, /) -> Never: ...  # number - pointer is refused
     def __iadd__(self, value: _Int, /) -> Self: ...
     def __isub__(self, value: _Int, /) -> Self: ...
-    def __dlpack__(
-        self,
-        *,
-        stream: _Int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> CapsuleType: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
     if sys.version_info >= (3, 12):
         def __buffer__(self, flags: int, /) -> memoryview: ...
         def __release_buffer__(self, buffer: memoryview, /) -> None: ...
@@ -287,7 +291,7 @@ _Source = _Int | _Address | ReadableBuffer | PinnedMemoryPointer
 _Target = _Int | _Address | WriteableBuffer | PinnedMemoryPointer
 
 @disjoint_base
-class MemoryPointer:
+class MemoryPointer(_Tensor):
     __array_ufunc__: ClassVar[None]
     @property
     def ptr(self) -> int: ...
@@ -335,15 +339,6 @@ class MemoryPointer:
         size: _Int,
         stream: _AnyStream | None = None,
     ) -> None: ...
-    def __dlpack__(
-        self,
-        *,
-        stream: _Int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> CapsuleType: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
     def record_stream(self, stream: _AnyStream | None) -> None: ...
     def memset(self, value: _Int, size: _Int) -> None: ...
     def memset_async(

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 import gpumem
-from gpumem import BaseMemory, Device, MemoryPointer, testing
+from gpumem import BaseMemory, Device, MemoryPointer, PinnedMemoryPointer, testing
 
 
 @pytest.fixture
@@ -201,10 +201,12 @@ def test_a_pointer_is_initialised_once(memory):
     assert pointer.ptr == 0x10000
 
 
+@pytest.mark.parametrize("kind", [MemoryPointer, PinnedMemoryPointer])
 @pytest.mark.sim_only  # where memory can be looked at
-def test_a_pointer_is_initialised_once_also_by_its_offset(pool):
+def test_a_pointer_is_initialised_once_also_by_its_offset(pool, kind):
     """The offset's own code makes it, and looks at it, before the call that asks."""
-    first, second = pool.malloc(4096), pool.malloc(4096)
+    malloc = pool.malloc if kind is MemoryPointer else gpumem.alloc_pinned_memory
+    first, second = malloc(4096), malloc(4096)
 
     class Offset:
         def __init__(self, made, mem):
@@ -215,7 +217,7 @@ def test_a_pointer_is_initialised_once_also_by_its_offset(pool):
             self.views.append(memoryview(self.made))
             return 8
 
-    made = MemoryPointer.__new__(MemoryPointer)
+    made = kind.__new__(kind)
     offset = Offset(made, first.mem)
     with pytest.raises(RuntimeError, match="once"):
         made.__init__(second.mem, offset)

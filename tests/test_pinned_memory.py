@@ -259,26 +259,6 @@ def test_a_pointer_is_made_once_and_whole(pointer):
             use()
 
 
-def test_a_pointer_is_made_once_also_by_its_offset(pointer):
-    """The offset's own code makes it, and looks at it, before the call that asks."""
-
-    class Offset:
-        def __init__(self, made, mem):
-            self.made, self.mem, self.views = made, mem, []
-
-        def __index__(self):
-            self.made.__init__(self.mem, 0)
-            self.views.append(memoryview(self.made))
-            return 8
-
-    made = PinnedMemoryPointer.__new__(PinnedMemoryPointer)
-    offset = Offset(made, pointer.mem)
-    with pytest.raises(RuntimeError, match="once"):
-        made.__init__(PinnedMemory(SIZE), offset)
-    assert made.mem is pointer.mem
-    offset.views.pop().release()
-
-
 def test_a_pointer_in_a_cycle_is_collected(pointer):
     class Mine(PinnedMemory):
         pass

@@ -439,3 +439,50 @@ def test_what_marked_many_uses_goes_with_the_cache():
     assert pool.total_bytes() == 0
     del pool
     assert testing.ledger().events == before
+
+
+ENDING = """
+import threading, time
+import gpumem
+from gpumem import testing
+
+own = gpumem.Stream(non_blocking=True)
+foreign = gpumem.ExternalStream(own.ptr)
+other = gpumem.MemoryPool().malloc(512)
+uses = {
+    "record_stream": lambda p: p.record_stream(foreign),
+    "memset_async": lambda p: p.memset_async(0, 512, foreign),
+    "copy_from_async": lambda p: other.copy_from_async(p, 512, foreign),
+    "__cuda_array_interface__": lambda p: p.__cuda_array_interface__,
+}
+for name, use in uses.items():
+    pointer = gpumem.MemoryPool().malloc(512)
+    memory = pointer.mem
+    def work():
+        with foreign:
+            use(pointer)
+    with testing.slow_calls("event_record", 0.3):
+        thread = threading.Thread(target=work)
+        thread.start()
+        time.sleep(0.1)
+        memory.free()  # the last block of a pool that nobody has
+        thread.join()
+    print(name, memory.ptr)
+own.synchronize()
+"""
+
+
+@pytest.mark.sim_only
+def test_a_pool_that_ends_while_a_use_is_recorded(script):
+    """What was freed is not looked at: it is full of other bytes."""
+    done = script(ENDING, MALLOC_PERTURB_="165")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:-1] == [
+        f"{name} 0"
+        for name in (
+            "record_stream",
+            "memset_async",
+            "copy_from_async",
+            "__cuda_array_interface__",
+        )
+    ]

@@ -71,15 +71,32 @@ transfer(gm_sim *sim,
     return sim_leave(&call, status);
 }
 
+/* A copy between memory that the devices given reach, or the stream's own. */
+static sim_work
+copy_work(uintptr_t dst, int dst_by, uintptr_t src, int src_by, size_t size)
+{
+    return (sim_work){.kind = SIM_OP_COPY,
+                      .dst = dst,
+                      .src = src,
+                      .size = size,
+                      .dst_by = dst_by,
+                      .src_by = src_by};
+}
+
+static sim_work
+set_work(uintptr_t dst, int value, size_t size)
+{
+    return (sim_work){.kind = SIM_OP_SET,
+                      .dst = dst,
+                      .value = value,
+                      .size = size,
+                      .dst_by = SIM_BY_STREAM};
+}
+
 gm_status
 sim_slot_copy(void *self, uintptr_t dst, uintptr_t src, size_t size, gm_copy_kind kind)
 {
-    const sim_work work = {.kind = SIM_OP_COPY,
-                           .dst = dst,
-                           .src = src,
-                           .size = size,
-                           .dst_by = SIM_BY_STREAM,
-                           .src_by = SIM_BY_STREAM};
+    const sim_work work = copy_work(dst, SIM_BY_STREAM, src, SIM_BY_STREAM, size);
     return transfer(self, SIM_SLOT_copy, GM_STREAM_LEGACY, &work, kind, true);
 }
 
@@ -91,12 +108,7 @@ sim_slot_copy_async(void *self,
                     gm_copy_kind kind,
                     gm_stream stream)
 {
-    const sim_work work = {.kind = SIM_OP_COPY,
-                           .dst = dst,
-                           .src = src,
-                           .size = size,
-                           .dst_by = SIM_BY_STREAM,
-                           .src_by = SIM_BY_STREAM};
+    const sim_work work = copy_work(dst, SIM_BY_STREAM, src, SIM_BY_STREAM, size);
     return transfer(self, SIM_SLOT_copy_async, stream, &work, kind, false);
 }
 
@@ -110,12 +122,7 @@ sim_slot_copy_peer(void *self,
                    int src_device,
                    size_t size)
 {
-    const sim_work work = {.kind = SIM_OP_COPY,
-                           .dst = dst,
-                           .src = src,
-                           .size = size,
-                           .dst_by = dst_device,
-                           .src_by = src_device};
+    const sim_work work = copy_work(dst, dst_device, src, src_device, size);
     const sim_call call = {self, SIM_SLOT_copy_peer, dst_device, dst, size};
     gm_status status = sim_enter(&call);
     if (status != GM_OK) {
@@ -148,12 +155,7 @@ sim_slot_copy_peer_async(void *self,
                          size_t size,
                          gm_stream stream)
 {
-    const sim_work work = {.kind = SIM_OP_COPY,
-                           .dst = dst,
-                           .src = src,
-                           .size = size,
-                           .dst_by = dst_device,
-                           .src_by = src_device};
+    const sim_work work = copy_work(dst, dst_device, src, src_device, size);
 
     if (!sim_has_device(self, dst_device) || !sim_has_device(self, src_device)) {
         return GM_ERR_INVALID_DEVICE;
@@ -165,21 +167,13 @@ sim_slot_copy_peer_async(void *self,
 gm_status
 sim_slot_set(void *self, uintptr_t dst, int value, size_t size)
 {
-    const sim_work work = {.kind = SIM_OP_SET,
-                           .dst = dst,
-                           .value = value,
-                           .size = size,
-                           .dst_by = SIM_BY_STREAM};
+    const sim_work work = set_work(dst, value, size);
     return transfer(self, SIM_SLOT_set, GM_STREAM_LEGACY, &work, GM_COPY_DEFAULT, true);
 }
 
 gm_status
 sim_slot_set_async(void *self, uintptr_t dst, int value, size_t size, gm_stream stream)
 {
-    const sim_work work = {.kind = SIM_OP_SET,
-                           .dst = dst,
-                           .value = value,
-                           .size = size,
-                           .dst_by = SIM_BY_STREAM};
+    const sim_work work = set_work(dst, value, size);
     return transfer(self, SIM_SLOT_set_async, stream, &work, GM_COPY_DEFAULT, false);
 }

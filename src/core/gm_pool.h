@@ -168,6 +168,11 @@ GM_MUST_CHECK gm_status gm_pool_malloc_slow(gm_pool *pool,
                                             const gm_rescue *rescue,
                                             gm_block **out);
 
+/* Keep the pool itself, not its memory, while its last block may be given back by
+ * others and its owner is gone. Any thread. */
+void gm_pool_ref(gm_pool *pool);
+void gm_pool_unref(gm_pool *pool);
+
 /* Ends a handle: gives back `block` if it still has that generation; where it was given
  * back by address meanwhile, only the handle ends. Never waits, never fails. Each block
  * handed out comes here exactly once, from any thread: a handle that comes again is the

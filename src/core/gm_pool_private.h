@@ -93,9 +93,6 @@ void gm_pool_unlock(gm_pool *pool);
  * here by a reference or a block. */
 void gm_pool_leave(gm_pool *pool);
 
-void gm_pool_ref(gm_pool *pool);
-void gm_pool_unref(gm_pool *pool);
-
 /* Leaves the end of a handle to whoever holds the lock next. */
 GM_COLD void gm_pool_defer(gm_pool *pool, gm_block *block);
 

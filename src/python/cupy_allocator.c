@@ -60,8 +60,8 @@ static PyObject *
 wrap(cupy_allocator *self, PyObject *ours)
 {
     const gmpy_pointer *pointer = (const gmpy_pointer *)ours;
-    size_t bytes = pointer->block ? pointer->block->size
-                                  : ((const gmpy_base_memory *)pointer->mem)->size;
+    const gmpy_base_memory *mem = (const gmpy_base_memory *)pointer->mem;
+    size_t bytes = mem ? mem->size : pointer->block->size; // a hook may have asked
     PyObject *address = PyLong_FromSize_t(pointer->ptr);
     PyObject *size = PyLong_FromSize_t(bytes);
     PyObject *device = PyLong_FromLong(pointer->device_id);

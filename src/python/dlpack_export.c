@@ -46,16 +46,13 @@ native_device(gmpy_pointer *self, dlpack_device *out)
     };
     const gm_backend *backend;
     gm_pointer_kind kind;
-    gm_status status;
     PyObject *mem;
 
     if (gmpy_pointer_mem(self, &mem) < 0) {
         return -1;
     }
-    if (!mem) { // raises
-        size_t size;
-
-        return gmpy_pointer_remaining(self, &size);
+    if (!mem) {
+        return gmpy_pointer_is_none(self);
     }
     backend = gmpy_backend(self->st);
     if (!backend) {
@@ -65,9 +62,7 @@ native_device(gmpy_pointer *self, dlpack_device *out)
         *out = (dlpack_device){.type = DLPACK_CPU};
         return 0;
     }
-    status = gmpy_pointer_kind(self->st, self, &kind);
-    if (status != GM_OK) {
-        gmpy_raise(self->st, status, "asking what kind of memory an address is");
+    if (gmpy_pointer_kind(self->st, self, &kind) < 0) {
         return -1;
     }
     *out = (dlpack_device){.type = types[kind]};

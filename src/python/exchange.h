@@ -35,10 +35,12 @@ int gmpy_record_stream_of(gmpy_state *st, PyObject *mem, const gmpy_stream_ref *
 /* ---- pointer_view.c ---- */
 
 /* What the memory is, by its type where that says so, else as the device says. Needs
- * the backend open. Other threads may run. */
-GM_MUST_CHECK gm_status gmpy_pointer_kind(gmpy_state *st,
-                                          const gmpy_pointer *pointer,
-                                          gm_pointer_kind *out);
+ * the backend open. Other threads may run. The other one raises: 0 or -1. */
+GM_MUST_CHECK gm_status gmpy_pointer_find_kind(gmpy_state *st,
+                                               const gmpy_pointer *pointer,
+                                               gm_pointer_kind *out);
+int
+gmpy_pointer_kind(gmpy_state *st, const gmpy_pointer *pointer, gm_pointer_kind *out);
 
 /* Bytes from a pointer of either type to the end of its memory. 0; or -1 with
  * ValueError where it is not in it or the memory was given back, and RuntimeError where

@@ -211,6 +211,7 @@ int
 gmpy_record_stream_of(gmpy_state *st, PyObject *mem, const gmpy_stream_ref *stream)
 {
     gm_stream_use by;
+    gmpy_used used;
     gm_status status;
 
     if (!gmpy_is_pooled(st, mem)) {
@@ -219,8 +220,10 @@ gmpy_record_stream_of(gmpy_state *st, PyObject *mem, const gmpy_stream_ref *stre
     if (gmpy_stream_use_of(st, stream, &by) < 0) {
         return -1;
     }
+    used = gmpy_used_begin(st, mem);
     Py_BEGIN_ALLOW_THREADS
-    status = gmpy_record_use(mem, &by);
+    status = gmpy_record_use(&used, &by);
+    gmpy_used_end(&used);
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         gmpy_raise(st, status, "recording that a stream uses memory");

@@ -236,37 +236,73 @@ pointer_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(k
     return (PyObject *)self;
 }
 
+/* Attributes first, the memory last: who sees that sees the others. */
+static int
+fill_once(gmpy_pointer *self, gmpy_state *st, PyObject *mem, ptrdiff_t offset)
+{
+    const gmpy_base_memory *base = (const gmpy_base_memory *)mem;
+    int result = -1;
+
+    Py_BEGIN_CRITICAL_SECTION(self);
+    if (self->mem || self->block) {
+        PyErr_Format(PyExc_RuntimeError, "a %s is initialized once",
+                     Py_TYPE((PyObject *)self)->tp_name);
+    }
+    else {
+        result = gmpy_address_add(base->ptr, offset, &self->ptr);
+    }
+    if (result == 0) {
+        self->st = st;
+        self->device_id = base->device_id;
+        GMPY_PUBLISH(&self->mem, Py_NewRef(mem));
+    }
+    Py_END_CRITICAL_SECTION();
+    return result;
+}
+
+int
+gmpy_pointer_init_once(gmpy_pointer *self,
+                       gmpy_state *st,
+                       PyObject *kind,
+                       const gmpy_signature *signature,
+                       PyObject *args,
+                       PyObject *kwargs)
+{
+    PyObject *given[2];
+    ptrdiff_t offset;
+
+    if (gmpy_unpack_init(signature, args, kwargs, given) < 0) {
+        return -1;
+    }
+    if (!PyObject_TypeCheck(given[0], gmpy_type(kind))) {
+        PyErr_Format(PyExc_TypeError, "mem must be a %s, not %s",
+                     gmpy_type(kind)->tp_name, Py_TYPE(given[0])->tp_name);
+        return -1;
+    }
+    return gmpy_as_offset(given[1], "offset", &offset) < 0
+               ? -1
+               : fill_once(self, st, given[0], offset);
+}
+
+int
+gmpy_pointer_is_none(const gmpy_pointer *self)
+{
+    PyErr_Format(PyExc_ValueError, "the %s was not initialized",
+                 Py_TYPE((PyObject *)self)->tp_name);
+    return -1;
+}
+
 static int
 pointer_init(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     gmpy_pointer *self = (gmpy_pointer *)op;
     gmpy_state *st = self->st;
-    PyObject *given[2];
-    gmpy_base_memory *mem;
-    ptrdiff_t offset;
 
-    if (gmpy_unpack_init(&pointer_signature, args, kwargs, given) < 0) {
+    if (gmpy_pointer_init_once(self, st, st->BaseMemoryType, &pointer_signature, args,
+                               kwargs) < 0) {
         return -1;
     }
-    if (!PyObject_TypeCheck(given[0], gmpy_type(st->BaseMemoryType))) {
-        PyErr_Format(PyExc_TypeError, "mem must be a BaseMemory, not %s",
-                     Py_TYPE(given[0])->tp_name);
-        return -1;
-    }
-    mem = (gmpy_base_memory *)given[0];
-    if (gmpy_as_offset(given[1], "offset", &offset) < 0) {
-        return -1;
-    }
-    if (self->mem || self->block) { // asked now: an offset's __index__ may do anything
-        PyErr_SetString(PyExc_RuntimeError, "a MemoryPointer is initialized once");
-        return -1;
-    }
-    if (gmpy_address_add(mem->ptr, offset, &self->ptr) < 0) {
-        return -1;
-    }
-    self->mem = Py_NewRef(given[0]);
-    self->device_id = mem->device_id;
-    if (!PyObject_GC_IsTracked(op) && !is_leaf_memory(st, given[0])) {
+    if (!PyObject_GC_IsTracked(op) && !is_leaf_memory(st, self->mem)) {
         PyObject_GC_Track(op);
     }
     return 0;

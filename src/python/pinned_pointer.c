@@ -76,36 +76,10 @@ pinned_pointer_init(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     static const gmpy_signature signature = {
         "PinnedMemoryPointer", 2, 2, 2, {"mem", "offset"}};
-    gmpy_pointer *self = (gmpy_pointer *)op;
     gmpy_state *st = gmpy_state_of(op);
-    PyObject *given[2];
-    gmpy_base_memory *mem;
-    ptrdiff_t offset;
 
-    if (gmpy_unpack_init(&signature, args, kwargs, given) < 0) {
-        return -1;
-    }
-    if (!PyObject_TypeCheck(given[0], gmpy_type(st->PinnedMemoryType))) {
-        PyErr_Format(PyExc_TypeError, "mem must be a PinnedMemory, not %s",
-                     Py_TYPE(given[0])->tp_name);
-        return -1;
-    }
-    mem = (gmpy_base_memory *)given[0];
-    if (gmpy_as_offset(given[1], "offset", &offset) < 0) {
-        return -1;
-    }
-    if (self->mem) { // asked now: an offset's __index__ may do anything
-        PyErr_SetString(PyExc_RuntimeError,
-                        "a PinnedMemoryPointer is initialized once");
-        return -1;
-    }
-    if (gmpy_address_add(mem->ptr, offset, &self->ptr) < 0) {
-        return -1;
-    }
-    self->st = st;
-    self->mem = Py_NewRef(given[0]);
-    self->device_id = mem->device_id;
-    return 0;
+    return gmpy_pointer_init_once((gmpy_pointer *)op, st, st->PinnedMemoryType,
+                                  &signature, args, kwargs);
 }
 
 static int
@@ -163,14 +137,17 @@ static int
 pinned_pointer_get_buffer(PyObject *op, Py_buffer *view, int flags)
 {
     gmpy_pointer *self = (gmpy_pointer *)op;
+    PyObject *mem = GMPY_SEE(&self->mem);
     int result;
 
-    if (self->mem) {
-        gmpy_pooled_pinned_memory_export(self->mem);
+    if (!mem) {
+        view->obj = NULL;
+        return gmpy_pointer_is_none(self);
     }
+    gmpy_pooled_pinned_memory_export(mem);
     result = fill(self, view, flags);
-    if (result < 0 && self->mem) {
-        gmpy_pooled_pinned_memory_unexport(self->mem);
+    if (result < 0) {
+        gmpy_pooled_pinned_memory_unexport(mem);
     }
     return result;
 }

@@ -34,6 +34,18 @@ gmpy_pointer_mem(gmpy_pointer *pointer, PyObject **out)
     return *out || !pointer->block ? 0 : gmpy_pointer_make_mem(pointer, out);
 }
 
+/* __init__ of a pointer type for memory of type `kind`: fills the pointer in, once, so
+ * that other threads see all of it or nothing. 0 or -1. */
+int gmpy_pointer_init_once(gmpy_pointer *self,
+                           gmpy_state *st,
+                           PyObject *kind,
+                           const gmpy_signature *signature,
+                           PyObject *args,
+                           PyObject *kwargs);
+
+/* -1 with the ValueError for a pointer that was not initialized. */
+int gmpy_pointer_is_none(const gmpy_pointer *self);
+
 /* The handle of a block just handed out, which it takes over; on failure the block has
  * gone back to the pool. A MemoryPointer: new reference. */
 PyObject *gmpy_pointer_to_block(gmpy_state *st, gm_pool *pool, gm_block *block);

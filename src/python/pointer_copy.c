@@ -122,13 +122,13 @@ transfer_check_capture(const transfer *t)
 /* Sees to it that what a queued transfer uses stays until it is done: `watched` marks
  * the buffer, pools are told. False: the caller has to wait. */
 static bool
-transfer_protect(const transfer *t, gmpy_watched *watched)
+transfer_protect(const transfer *t, const gmpy_used used[2], gmpy_watched *watched)
 {
     bool safe = !t->buffer || (watched && gmpy_watch_mark(t->backend, watched,
                                                           t->stream.handle) == GM_OK);
 
     for (int i = 0; i < 2; i++) {
-        if (t->pooled[i] && gmpy_record_use(t->pooled[i], &t->by) != GM_OK) {
+        if (gmpy_record_use(&used[i], &t->by) != GM_OK) {
             safe = false;
         }
     }
@@ -138,7 +138,7 @@ transfer_protect(const transfer *t, gmpy_watched *watched)
 /* The transfer, on its stream's device. *watched is what marks the buffer; NULL where
  * it need not be kept. */
 static gm_status
-transfer_do(const transfer *t, gmpy_watched **watched)
+transfer_do(const transfer *t, const gmpy_used used[2], gmpy_watched **watched)
 {
     gm_status status;
     gm_device_mark back;
@@ -154,7 +154,7 @@ transfer_do(const transfer *t, gmpy_watched **watched)
     if (status == GM_OK) {
         status = transfer_now(t);
     }
-    if (status != GM_OK || !transfer_protect(t, *watched)) {
+    if (status != GM_OK || !transfer_protect(t, used, *watched)) {
         gmpy_watch_free(t->backend, *watched);
         *watched = NULL;
         status = status != GM_OK
@@ -169,11 +169,17 @@ transfer_do(const transfer *t, gmpy_watched **watched)
 static gm_status
 transfer_run(const transfer *t)
 {
+    const gmpy_used used[2] = {
+        gmpy_used_begin(t->st, t->pooled[0]),
+        gmpy_used_begin(t->st, t->pooled[1]),
+    };
     gmpy_watched *watched = NULL;
     gm_status status;
 
     Py_BEGIN_ALLOW_THREADS
-    status = transfer_do(t, &watched);
+    status = transfer_do(t, used, &watched);
+    gmpy_used_end(&used[0]);
+    gmpy_used_end(&used[1]);
     Py_END_ALLOW_THREADS
     if (watched) {
         gmpy_watch_look(t->st, false); // as many go as come
@@ -246,7 +252,7 @@ is_plain_host(gmpy_state *st, const gmpy_pointer *pointer)
 {
     gm_pointer_kind kind = GM_POINTER_DEVICE;
 
-    return gmpy_pointer_kind(st, pointer, &kind) == GM_OK &&
+    return gmpy_pointer_find_kind(st, pointer, &kind) == GM_OK &&
            kind == GM_POINTER_UNREGISTERED;
 }
 

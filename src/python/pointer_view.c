@@ -21,7 +21,9 @@
 #include "pinned.h"
 
 gm_status
-gmpy_pointer_kind(gmpy_state *st, const gmpy_pointer *pointer, gm_pointer_kind *out)
+gmpy_pointer_find_kind(gmpy_state *st,
+                       const gmpy_pointer *pointer,
+                       gm_pointer_kind *out)
 {
     PyObject *mem = gmpy_memory_under(st, pointer->mem);
     gm_pointer_info info = {.kind = GM_POINTER_DEVICE};
@@ -53,17 +55,30 @@ gmpy_pointer_kind(gmpy_state *st, const gmpy_pointer *pointer, gm_pointer_kind *
     return status;
 }
 
+static int
+raise_unknown(gmpy_state *st, gm_status status)
+{
+    gmpy_raise(st, status, "asking what kind of memory an address is");
+    return -1;
+}
+
+int
+gmpy_pointer_kind(gmpy_state *st, const gmpy_pointer *pointer, gm_pointer_kind *out)
+{
+    gm_status status = gmpy_pointer_find_kind(st, pointer, out);
+
+    return status == GM_OK ? 0 : raise_unknown(st, status);
+}
+
 int
 gmpy_pointer_remaining(const gmpy_pointer *self, size_t *out)
 {
-    const gmpy_base_memory *mem = (const gmpy_base_memory *)self->mem;
+    const gmpy_base_memory *mem = (const gmpy_base_memory *)GMPY_SEE(&self->mem);
     uintptr_t base;
     size_t start;
 
     if (!mem) {
-        PyErr_Format(PyExc_ValueError, "the %s was not initialized",
-                     Py_TYPE((PyObject *)self)->tp_name);
-        return -1;
+        return gmpy_pointer_is_none(self);
     }
     base = __atomic_load_n(&mem->ptr, __ATOMIC_RELAXED); // 0 once it was given back
     if (!base && mem->size) {
@@ -91,7 +106,6 @@ check_visible(const gmpy_pointer *self)
 {
     const gm_backend *backend = gmpy_backend(self->st);
     gm_pointer_kind kind;
-    gm_status status;
 
     if (!backend) {
         return -1;
@@ -99,9 +113,7 @@ check_visible(const gmpy_pointer *self)
     if (backend->caps & GM_CAP_SIMULATED) {
         return 0;
     }
-    status = gmpy_pointer_kind(self->st, self, &kind);
-    if (status != GM_OK) {
-        gmpy_raise(self->st, status, "asking what kind of memory an address is");
+    if (gmpy_pointer_kind(self->st, self, &kind) < 0) {
         return -1;
     }
     if (kind == GM_POINTER_DEVICE) {
@@ -142,14 +154,17 @@ gmpy_pointer_get_buffer(PyObject *op, Py_buffer *view, int flags)
     PyObject *mem;
 
     view->obj = NULL;
-    if (gmpy_pointer_mem(self, &mem) < 0 ||
-        (mem && gmpy_export_begin(self->st, mem) < 0)) {
+    if (gmpy_pointer_mem(self, &mem) < 0) {
+        return -1;
+    }
+    if (!mem) {
+        return gmpy_pointer_is_none(self);
+    }
+    if (gmpy_export_begin(self->st, mem) < 0) {
         return -1;
     }
     if (fill(self, view, flags) < 0) {
-        if (mem) {
-            gmpy_export_end(self->st, mem);
-        }
+        gmpy_export_end(self->st, mem);
         return -1;
     }
     return 0;
@@ -170,22 +185,24 @@ check_reached(const gmpy_pointer *self)
 {
     gm_pointer_kind kind;
     unsigned support = 0;
-    gm_status status = gmpy_pointer_kind(self->st, self, &kind);
+    gm_status status;
 
-    if (status == GM_OK && kind == GM_POINTER_UNREGISTERED) {
+    if (gmpy_pointer_kind(self->st, self, &kind) < 0) {
+        return -1;
+    }
+    if (kind == GM_POINTER_UNREGISTERED) {
         status =
             gm_backend_device_support(self->st->backend, self->device_id, &support);
-        if (status == GM_OK && !(support & GM_DEVICE_PAGEABLE_ACCESS)) {
+        if (status != GM_OK) {
+            return raise_unknown(self->st, status);
+        }
+        if (!(support & GM_DEVICE_PAGEABLE_ACCESS)) {
             PyErr_Format(PyExc_AttributeError,
                          "%s is plain host memory, which device %d does not reach, so "
                          "it has no __cuda_array_interface__",
                          gmpy_as_hex(self->ptr).text, self->device_id);
             return -1;
         }
-    }
-    if (status != GM_OK) {
-        gmpy_raise(self->st, status, "asking what kind of memory an address is");
-        return -1;
     }
     return 0;
 }

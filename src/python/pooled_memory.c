@@ -221,8 +221,9 @@ pooled_memory_free(PyObject *op, PyObject *Py_UNUSED(ignored))
 
     Py_BEGIN_CRITICAL_SECTION(op);
     ptr = self->base.ptr;
-    if (!gmpy_exports_any(&self->st->exports) ||
-        !gmpy_exports_put_off(&self->st->exports, self, ptr)) {
+    /* Where it is 0 the block, if there is one, is for who saw the memory last. */
+    if (ptr && (!gmpy_exports_any(&self->st->exports) ||
+                !gmpy_exports_put_off(&self->st->exports, self, ptr))) {
         block = pooled_memory_take_block(self);
     }
     self->base.ptr = 0;

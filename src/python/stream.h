@@ -165,9 +165,22 @@ gmpy_stream_use_of(gmpy_state *st, const gmpy_stream_ref *stream, gm_stream_use 
 /* True for memory that a pool handed out, the kind that others may get. */
 bool gmpy_is_pooled(gmpy_state *st, PyObject *mem);
 
-/* Tells the pool that a stream uses such memory. GM_OK too where it was given back.
+/* Such memory while a use of it is recorded. Another thread may free() it meanwhile,
+ * and the pool end with it. */
+typedef struct gmpy_used {
+    gm_pool *pool; // a reference; NULL where there is nothing to record
+    gm_block *block;
+    uint32_t generation;
+} gmpy_used;
+
+/* Of `mem`, which may be no such memory, or NULL. Attached; gmpy_used_end need not be.
+ */
+gmpy_used gmpy_used_begin(gmpy_state *st, PyObject *mem);
+void gmpy_used_end(const gmpy_used *used);
+
+/* Tells the pool that a stream uses the memory. GM_OK too where it was given back.
  * Needs no interpreter; may call the device. */
-gm_status gmpy_record_use(PyObject *mem, const gm_stream_use *by);
+gm_status gmpy_record_use(const gmpy_used *used, const gm_stream_use *by);
 
 /* Whether the stream is there (gmpy_stream_confirm); *recording is the backend's number
  * of the recording that it takes part in, 0 for none. Needs no interpreter. */

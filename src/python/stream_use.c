@@ -38,16 +38,41 @@ gmpy_is_pooled(gmpy_state *st, PyObject *mem)
     return mem && Py_IS_TYPE(mem, gmpy_type(st->PooledMemoryType));
 }
 
-gm_status
-gmpy_record_use(PyObject *mem, const gm_stream_use *by)
+/* While the memory has its block free() did not take it, and the pool is there. */
+gmpy_used
+gmpy_used_begin(gmpy_state *st, PyObject *mem)
 {
-    const gmpy_pooled_memory *self = (const gmpy_pooled_memory *)mem;
-    gm_block *block = self->block;
+    gmpy_used used = {0};
+
+    if (gmpy_is_pooled(st, mem)) {
+        const gmpy_pooled_memory *pooled = (const gmpy_pooled_memory *)mem;
+
+        Py_BEGIN_CRITICAL_SECTION(mem);
+        if (pooled->block) {
+            used = (gmpy_used){pooled->pool, pooled->block, pooled->base.generation};
+            gm_pool_ref(used.pool);
+        }
+        Py_END_CRITICAL_SECTION();
+    }
+    return used;
+}
+
+void
+gmpy_used_end(const gmpy_used *used)
+{
+    if (used->pool) {
+        gm_pool_unref(used->pool);
+    }
+}
+
+gm_status
+gmpy_record_use(const gmpy_used *used, const gm_stream_use *by)
+{
     gm_status status = GM_OK;
 
-    if (block) {
-        gmpy_upstream_note(gmpy_upstream_of(self->pool));
-        status = gm_pool_record_use(self->pool, block, self->base.generation, by);
+    if (used->pool) {
+        gmpy_upstream_note(gmpy_upstream_of(used->pool));
+        status = gm_pool_record_use(used->pool, used->block, used->generation, by);
     }
     return status == GM_ERR_NOT_OWNED ? GM_OK : status; // given back meanwhile
 }
@@ -129,7 +154,7 @@ gmpy_record_stream(PyObject *op,
     gmpy_pointer *self = (gmpy_pointer *)op;
     PyObject *given[1];
     PyObject *mem;
-    bool pooled;
+    gmpy_used used;
     gmpy_stream_ref stream;
     gm_stream_use by;
     gm_status status;
@@ -140,16 +165,17 @@ gmpy_record_stream(PyObject *op,
         gmpy_pointer_mem(self, &mem) < 0) {
         return NULL;
     }
-    pooled = gmpy_is_pooled(self->st, mem);
-    if (pooled && !((const gmpy_base_memory *)mem)->ptr) {
+    if (gmpy_is_pooled(self->st, mem) && !((const gmpy_base_memory *)mem)->ptr) {
         PyErr_SetString(PyExc_ValueError, "the memory was given back");
         return NULL;
     }
+    used = gmpy_used_begin(self->st, mem);
     Py_BEGIN_ALLOW_THREADS
     status = gmpy_stream_confirm(self->st->backend, &stream);
-    if (status == GM_OK && pooled) {
-        status = gmpy_record_use(mem, &by);
+    if (status == GM_OK) {
+        status = gmpy_record_use(&used, &by);
     }
+    gmpy_used_end(&used);
     Py_END_ALLOW_THREADS
     if (status != GM_OK) {
         return gmpy_raise(self->st, status, "recording that a stream uses memory");
