@@ -148,3 +148,22 @@ def test_disabled_it_is_numbas_own_again():
         "print(gpumem.get_default_memory_pool().used_bytes())\n"
     )
     assert run(code) == ["0"]
+
+
+@pytest.mark.gpu
+@pytest.mark.two_devices
+def test_numbas_device_is_honoured():
+    pytest.importorskip("numba.cuda", reason="Numba is not installed")
+    code = (
+        "import gc, numba.cuda, gpumem\n"
+        "import gpumem.interop.numba as adaptor\n"
+        "pool = gpumem.MemoryPool()\n"
+        "adaptor.enable(pool)\n"
+        "with numba.cuda.gpus[1]:\n"
+        "    array = numba.cuda.device_array(1000, 'u1')\n"
+        "    print([pool.used_bytes(device=number) for number in (0, 1)])\n"
+        "del array\n"
+        "gc.collect()\n"
+        "print([pool.used_bytes(device=number) for number in (0, 1)])\n"
+    )
+    assert run(code) == ["[0, 1024]", "[0, 0]"]
