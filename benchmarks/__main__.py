@@ -22,6 +22,7 @@ import gpumem
 from benchmarks import (
     giving,
     hot,
+    in_flight,
     libraries,
     native,
     peers,
@@ -67,6 +68,9 @@ BENCHMARKS = {
     "b4": Benchmark("recorded traces", replays.traces, (15, 12), (20, 14)),
     "b5": Benchmark("the smallest limit", within.smallest, (60, 50), (60, 50)),
     "b6": Benchmark("held, and speed under limits", within.limits, (40, 40), (80, 80)),
+    "b6flight": Benchmark(
+        "pages that move under work", in_flight.in_flight, (60, 0), (60, 0)
+    ),
     "b7": Benchmark("threads", threads.threads, (4, 3), (6, 10)),
     "b8": Benchmark("growing from nothing", replays.growth, (30, 1), (30, 1)),
     "b9": Benchmark("giving back behind a kernel", giving.giving_back, (6, 6), (9, 9)),

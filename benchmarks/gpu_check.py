@@ -10,8 +10,9 @@ build    setup.py build_ext --inplace, with CUDA or not at all
 c        the C tests with the CUDA backend compiled in (make test-c CUDA=1)
 pytest   the Python tests on the GPU (GPUMEM_BACKEND=cuda)
 replay   every trace of benchmarks/traces with --verify, on the GPU and on a simulated
-         device of the same size; both must complete, and agree in every count and in
-         where each block was put
+         device of the same size, plain, with expandable segments, and with these under
+         1.03 times the peak; both must complete, and agree in every count and in where
+         each block was put
 speed    python -m benchmarks --quick --only b1,b1replace: the hot path beside the peers
          that are installed, recorded; judged is only that no two blocks overlapped
 
@@ -212,23 +213,42 @@ def part_replay(run: Run) -> str:
     memory = str(_device_memory(run))
     rows = []
     for trace in traces:
-        row: dict[str, Any] = {"trace": trace.name}
-        row["cuda"] = _replay(run, trace, GPUMEM_BACKEND="cuda")
-        row["sim"] = _replay(
-            run,
-            trace,
-            GPUMEM_BACKEND="sim",
-            GPUMEM_SIM_DEVICES="1",
-            GPUMEM_SIM_MEMORY=memory,
-        )
-        row["wrong"] = _wrong(row["cuda"], row["sim"])
-        run.notes += [f"{trace.name}: {what}" for what in row["wrong"]]
-        rows.append(row)
+        plain = _compared(run, trace, memory)
+        peak = plain["sim"].get("peak_requested_bytes", 0)
+        rows += [
+            plain,
+            _compared(run, trace, memory, "--expandable"),
+            _compared(run, trace, memory, "--expandable", "--limit", _tight(peak)),
+        ]
+        run.notes += [
+            f"{row['trace']}: {what}" for row in rows[-3:] for what in row["wrong"]
+        ]
         run.write("replay.json", [_without_placements(row) for row in rows])
     bad = [row["trace"] for row in rows if row["wrong"]]
     if bad:
-        raise Failure(f"{len(bad)} of {len(rows)} traces: {', '.join(bad)}"[:100])
-    return f"{len(rows)} traces verified, cuda and sim agree"
+        raise Failure(f"{len(bad)} of {len(rows)} replays: {', '.join(bad)}"[:100])
+    return f"{len(rows)} replays verified, cuda and sim agree"
+
+
+def _tight(peak: int) -> str:
+    """A limit under which pages have to move."""
+    return str(peak * 103 // 100)
+
+
+def _compared(run: Run, trace: Path, memory: str, *how: str) -> dict[str, Any]:
+    """The row of one replay, on the GPU and on a simulated device like it."""
+    row: dict[str, Any] = {"trace": " ".join((trace.name.split(".")[0], *how))}
+    row["cuda"] = _replay(run, trace, how, GPUMEM_BACKEND="cuda")
+    row["sim"] = _replay(
+        run,
+        trace,
+        how,
+        GPUMEM_BACKEND="sim",
+        GPUMEM_SIM_DEVICES="1",
+        GPUMEM_SIM_MEMORY=memory,
+    )
+    row["wrong"] = _wrong(row["cuda"], row["sim"])
+    return row
 
 
 def _device_memory(run: Run) -> int:
@@ -237,12 +257,14 @@ def _device_memory(run: Run) -> int:
     return int(info["devices"][0]["total_bytes"])
 
 
-def _replay(run: Run, trace: Path, **environment: str) -> dict[str, Any]:
+def _replay(
+    run: Run, trace: Path, how: tuple[str, ...], **environment: str
+) -> dict[str, Any]:
     """What the replay reports, with its exit code and where it put each block."""
     with tempfile.TemporaryDirectory() as folder:
         placements = Path(folder, "placements.csv")
         words = [sys.executable, "-m", "gpumem", "replay", str(trace.relative_to(ROOT))]
-        words += ["--verify", "--json", "--placements", str(placements)]
+        words += [*how, "--verify", "--json", "--placements", str(placements)]
         code, stdout = run.command(words, **environment)
         found: dict[str, Any] = {"exit_code": code, "placements": ""}
         if placements.exists():

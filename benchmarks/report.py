@@ -14,6 +14,7 @@ FORMAT = 1
 
 # How extra figures are shown; those that are not here are in the JSON alone.
 _SHOWN = {
+    "events": "{:,} events",
     "over_one_thread": "{:.2f}x one thread",
     "upstream_calls": "{:,} upstream calls",
     "remapped_pages": "{:,} pages moved",
