@@ -6,9 +6,10 @@ b14cupy       a mixed CuPy program
 b14gpt2, b14resnet, b14rcnn  training with PyTorch
 
 The programs (library_programs.py) run in processes of their own, since torch takes its
-allocator once. Each draws the same numbers whoever allocates, so what it computes tells
-whether memory was sound: a row whose results differ from those with the library's own
-allocator says so, and from which step on.
+allocator once; in turns, so that a machine that slows down slows all of them. Each
+draws the same numbers whoever allocates, so what it computes tells whether memory was
+sound: a row whose results differ from those with the library's own allocator says so,
+and from which step on.
 """
 
 import json
@@ -16,7 +17,7 @@ import sys
 import timeit
 from collections.abc import Iterator
 from importlib import import_module
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import gpumem
@@ -110,35 +111,65 @@ def faster_rcnn(plan: Plan) -> Iterator[Row]:
 
 
 def _compare(plan: Plan, bench: str, library: str, program: str) -> Iterator[Row]:
-    """Two rows for each allocator: time a step, and the most bytes held."""
-    expected: list[str] = []
-    steps = 10 if plan.quick else 30
+    """Two rows for each allocator: time a step, and the most bytes held.
+
+    Steps are of different sizes, the same for everybody, so a process is one sample:
+    all its steps together. Each round has a process of everybody, in another order."""
     if library not in plan.peers:
         error = f"needs {library} and a GPU"
         yield Row(bench, program, library, "ms a step", error=error)
         return
-    for who, environment in _ALLOCATORS[library].items():
-        words = [sys.executable, "-m", "benchmarks.library_programs"]
-        words += [program, who, str(steps)]
-        try:
-            done = programs.run(words, _PATIENCE, **_REPEATABLE, **environment)
-            if done.returncode:
-                raise programs.Unavailable(programs.last_line(done.stderr))
-            found = json.loads(done.stdout)
-        except (programs.Unavailable, ValueError) as error:
-            yield Row(bench, program, who, "ms a step", error=str(error))
-            continue
-        expected = expected or found["results"]
-        note = difference(found["results"], expected)
-        times, peak = found["ms"], found["peak_mib"]
-        extra = {"results": found["results"]}
+    allocators = list(_ALLOCATORS[library])
+    samples: dict[str, list[dict[str, Any]]] = {who: [] for who in allocators}
+    errors: dict[str, str] = {}
+    for turn in range(1 if plan.quick else 3):
+        for who in allocators[turn:] + allocators[:turn]:
+            try:
+                samples[who].append(_sample(library, program, who, plan.quick))
+            except (programs.Unavailable, ValueError) as error:
+                errors[who] = str(error)
+    first = next((found for found in samples.values() if found), None)
+    expected: list[str] = first[0]["results"] if first else []
+    for who in allocators:
+        if who in errors:
+            yield Row(bench, program, who, "ms a step", error=errors[who])
+        else:
+            yield from _rows(bench, program, who, samples[who], expected)
+
+
+def _sample(library: str, program: str, who: str, quick: bool) -> dict[str, Any]:
+    """What a process printed. Unavailable, ValueError: it did not."""
+    steps = 10 if quick else 30
+    words = [sys.executable, "-m", "benchmarks.library_programs"]
+    words += [program, who, str(steps)]
+    environment = _REPEATABLE | _ALLOCATORS[library][who]
+    done = programs.run(words, _PATIENCE, **environment)
+    if done.returncode:
+        raise programs.Unavailable(programs.last_line(done.stderr))
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _rows(
+    bench: str,
+    program: str,
+    who: str,
+    samples: list[dict[str, Any]],
+    expected: list[str],
+) -> Iterator[Row]:
+    times = [fmean(sample["ms"]) for sample in samples]
+    peaks = [sample["peak_mib"] for sample in samples]
+    notes = [difference(sample["results"], expected) for sample in samples]
+    for case, unit, figures in (
+        (f"{program}, time", "ms a step", times),
+        (f"{program}, peak", "MiB held", peaks),
+    ):
         yield Row(
-            *(bench, f"{program}, time", who, "ms a step"),
-            *(median(times), min(times), max(times), len(times)),
-            note=note,
-            extra=extra,
+            *(bench, case, who, unit),
+            *(median(figures), min(figures), max(figures), len(figures)),
+            note=max(notes, key=len),  # one that says more than "same results"
+            extra={"runs": samples},
         )
-        yield Row(bench, f"{program}, peak", who, "MiB held", peak, peak, peak, 1)
 
 
 def difference(results: list[str], expected: list[str]) -> str:

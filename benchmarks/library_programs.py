@@ -20,7 +20,7 @@ from typing import Any
 import gpumem
 
 MIB = 1 << 20
-WARM_UP = 3
+WARM_UP = 5
 
 Step = Callable[[], float]
 """One step of a program: its result, once the device has done it."""

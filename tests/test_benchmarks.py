@@ -362,20 +362,27 @@ def test_each_allocator_is_a_process_with_its_environment(monkeypatch):
         if who == "gpumem, expandable":
             return subprocess.CompletedProcess(words, 1, "", "one\nno room\n")
         results = [(2.0 if who == "gpumem" else 1.0).hex()]
-        found = {"ms": [3, 1, 2], "peak_mib": 7.5, "results": results}
+        found = {"ms": [3, 1, 2 + len(ran)], "peak_mib": 7.5, "results": results}
         return subprocess.CompletedProcess(words, 0, json.dumps(found), "")
 
     monkeypatch.setattr(libraries.programs, "run", run)
-    rows = list(libraries.gpt2(replace(PLAN, peers={"torch": None})))
-    assert ran == [
+    rows = list(libraries.gpt2(replace(PLAN, peers={"torch": None}, quick=False)))
+    turn = [
         ("gpt2", "torch", False),
         ("gpt2", "torch, expandable", True),
         ("gpt2", "gpumem", False),
         ("gpt2", "gpumem, expandable", False),
     ]
+    assert ran == turn + turn[1:] + turn[:1] + turn[2:] + turn[:2]
     time, peak = rows[:2]
     assert (time.case, time.who, time.note) == ("gpt2, time", "torch", "same results")
-    assert (time.median, time.low, time.high, time.samples) == (2, 1, 3, 3)
+    # The first, the eighth and the eleventh that ran: all steps of each together.
+    assert (time.low, time.median, time.high, time.samples) == (
+        7 / 3,
+        14 / 3,
+        17 / 3,
+        3,
+    )
     assert (peak.case, peak.unit, peak.median) == ("gpt2, peak", "MiB held", 7.5)
     assert rows[4].note.startswith("results differ from step 0 on, by 1.0e+00")
     assert (rows[6].who, rows[6].error) == ("gpumem, expandable", "no room")
