@@ -98,6 +98,100 @@ def test_a_copy_within_a_device_stays_on_it():
     assert gpumem.get_device_id() == 0
 
 
+# ---- memory by page ----
+
+PAGE = 2 << 20
+
+
+@pytest.fixture
+def paged():
+    """A pool that maps by page."""
+    return gpumem.MemoryPool(expandable_segments=True)
+
+
+def blocks_of_pages(pool, device):
+    """A block that was joined from pages that lay apart, and one that was not."""
+    with Device(device):
+        held = [pool.malloc(PAGE) for _ in range(8)]
+        del held[::2]
+        return pool.malloc(4 * PAGE), held[0]
+
+
+def test_the_host_reaches_pages_whatever_is_current(paged):
+    if gpumem.get_backend() == "sim":
+        testing.set_peer(0, 1, True)  # nothing that was enabled helps
+    for pointer in blocks_of_pages(paged, 1):
+        assert gpumem.get_device_id() == 0
+        pointer.copy_from_host(pattern(3), SIZE)
+        assert content(pointer) == pattern(3)
+        (pointer + 4096).copy_from_device(pointer, SIZE)
+        assert content(pointer + 4096) == pattern(3)
+        pointer.memset(9, SIZE)
+        assert content(pointer) == bytes([9]) * SIZE
+
+
+def is_refused(pointer, device):
+    """Whether a kernel of that device may not touch the memory."""
+    with Device(device):
+        stream = Stream(non_blocking=True)
+        try:
+            pointer.memset_async(0, SIZE, stream)
+        except gpumem.CUDARuntimeError as error:
+            assert error.status == 1
+            return True
+        stream.synchronize()
+        return False
+
+
+@FORMS
+@pytest.mark.parametrize(("here", "there"), [(0, 1), (1, 0)])
+def test_pages_arrive_like_other_memory(paged, form, here, there):
+    for source in (*blocks_of_pages(paged, here), filled(here, 1)):
+        source.copy_from_host(pattern(1), SIZE)
+        for target in (*blocks_of_pages(paged, there), filled(there, 2)):
+            copy(target, source, form)
+            assert content(target) == pattern(1)
+            assert content(source) == pattern(1)
+    assert gpumem.get_device_id() == 0
+
+
+def test_who_may_copy_there_directly_reaches_pages_too(paged):
+    """Those that are there, and those that are mapped later."""
+    source = filled(0, 1)
+    joined, single = blocks_of_pages(paged, 1)
+    copy(joined, source, "plain")
+    with Device(1):
+        later = paged.malloc(3 * PAGE)
+    for pointer in (joined, single, later):
+        pointer.memset(255, SIZE)
+        assert not is_refused(pointer, 0)
+        assert content(pointer) == bytes(SIZE)
+
+
+@pytest.mark.misuse
+@pytest.mark.sim_only
+@pytest.mark.usefixtures("forgotten")
+def test_pages_are_closed_to_those_who_were_not_let_in(paged):
+    joined, single = blocks_of_pages(paged, 1)
+    assert is_refused(joined, 0)
+    assert is_refused(single, 0)
+    copy(joined, filled(0, 1), "plain")
+    assert not is_refused(joined, 0)
+    assert not is_refused(single, 0)
+
+
+@pytest.mark.misuse
+@pytest.mark.sim_only
+@pytest.mark.usefixtures("refused")
+def test_pages_arrive_where_nobody_can_be_let_in(paged):
+    source = filled(0, 1)
+    joined, single = blocks_of_pages(paged, 1)
+    for target in (joined, single):
+        copy(target, source, "plain")
+        assert content(target) == pattern(1)
+    assert is_refused(joined, 0)
+
+
 # ---- what the device was asked ----
 
 

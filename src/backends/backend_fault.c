@@ -130,6 +130,8 @@
     X(peer_can_access, (void *self, int device, int peer, bool *can),                  \
       (inner, device, peer, can))                                                      \
     X(peer_enable, (void *self, int device, int peer), (inner, device, peer))          \
+    X(peer_enabled, (void *self, int device, int peer, bool *enabled),                 \
+      (inner, device, peer, enabled))                                                  \
     X(mem_prefetch,                                                                    \
       (void *self, uintptr_t ptr, size_t size, int device, gm_stream stream),          \
       (inner, ptr, size, device, stream))                                              \

@@ -124,6 +124,7 @@ const gm_backend sim_slots = {
     .device_incarnation = sim_slot_device_incarnation,
     .peer_can_access = sim_slot_peer_can_access,
     .peer_enable = sim_slot_peer_enable,
+    .peer_enabled = sim_slot_peer_enabled,
     .mem_info = sim_slot_mem_info,
     .mem_largest = sim_slot_mem_largest,
     .mem_alloc = sim_slot_mem_alloc,

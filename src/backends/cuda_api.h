@@ -91,10 +91,11 @@ typedef struct cuda_driver {
 typedef struct cuda_device {
     CUdevice handle;
     _Atomic(CUcontext) primary; // NULL until we hold it; never changes after that
+    _Atomic(uint64_t) peers;    // a bit a device that it was let reach, below 64
 } cuda_device;
 
 /* What the table's `self` points to. Written while opening, then only read, but for
- * the `primary` fields. */
+ * the `primary` and `peers` fields. */
 typedef struct cuda_self {
     int count;
     cuda_device *devices;
@@ -272,6 +273,7 @@ gm_status
 cuda_mem_advise(void *self, uintptr_t ptr, size_t size, int advice, int device);
 gm_status cuda_peer_can_access(void *self, int device, int peer, bool *can);
 gm_status cuda_peer_enable(void *self, int device, int peer);
+gm_status cuda_peer_enabled(void *self, int device, int peer, bool *enabled);
 
 gm_status cuda_vm_granularity(void *self, int device, size_t *bytes);
 gm_status cuda_vm_reserve(void *self, size_t size, uintptr_t *out);

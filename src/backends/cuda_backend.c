@@ -90,6 +90,7 @@ static gm_backend opened_table = {
     .mem_advise = cuda_mem_advise,
     .peer_can_access = cuda_peer_can_access,
     .peer_enable = cuda_peer_enable,
+    .peer_enabled = cuda_peer_enabled,
 
     .vm_granularity = cuda_vm_granularity,
     .vm_reserve = cuda_vm_reserve,

@@ -211,6 +211,7 @@ cuda_peer_can_access(void *self, int device, int peer, bool *can)
 gm_status
 cuda_peer_enable(void *self, int device, int peer)
 {
+    cuda_self *cuda = self;
     cuda_guard guard;
     cudaError_t error = cuda_enter(self, device, &guard);
     gm_status status;
@@ -220,7 +221,28 @@ cuda_peer_enable(void *self, int device, int peer)
         cuda_leave(&guard);
     }
     status = cuda_status(error);
-    return error == cudaErrorPeerAccessAlreadyEnabled ? GM_OK : status;
+    if (error == cudaErrorPeerAccessAlreadyEnabled) {
+        status = GM_OK;
+    }
+    if (status == GM_OK && peer < 64) {
+        atomic_fetch_or_explicit(&cuda->devices[device].peers, (uint64_t)1 << peer,
+                                 memory_order_relaxed);
+    }
+    return status;
+}
+
+gm_status
+cuda_peer_enabled(void *self, int device, int peer, bool *enabled)
+{
+    const cuda_self *cuda = self;
+    uint64_t peers;
+
+    if (!cuda_has_device(cuda, device) || !cuda_has_device(cuda, peer)) {
+        return GM_ERR_INVALID_DEVICE;
+    }
+    peers = atomic_load_explicit(&cuda->devices[device].peers, memory_order_relaxed);
+    *enabled = peer < 64 && (peers >> peer & 1) != 0;
+    return GM_OK;
 }
 
 #endif

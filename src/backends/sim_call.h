@@ -56,6 +56,7 @@ gm_status sim_slot_device_reset(void *self, int device);
 gm_status sim_slot_device_incarnation(void *self, int device, uint64_t *number);
 gm_status sim_slot_peer_can_access(void *self, int device, int peer, bool *can);
 gm_status sim_slot_peer_enable(void *self, int device, int peer);
+gm_status sim_slot_peer_enabled(void *self, int device, int peer, bool *enabled);
 
 /* ---- sim_slots_memory.c ---- */
 

@@ -66,6 +66,7 @@ enum {
     X(pointer_info, 0)                                                                 \
     X(peer_can_access, SIM_SURVIVES)                                                   \
     X(peer_enable, SIM_CONTEXT | SIM_UNSAFE)                                           \
+    X(peer_enabled, SIM_SURVIVES)                                                      \
     X(mem_prefetch, 0)                                                                 \
     X(mem_advise, 0)                                                                   \
     X(vm_granularity, SIM_SURVIVES)                                                    \

@@ -186,3 +186,21 @@ sim_slot_peer_enable(void *self, int device, int peer)
             : GM_ERR_INVALID_DEVICE;
     return sim_leave(&call, status);
 }
+
+gm_status
+sim_slot_peer_enabled(void *self, int device, int peer, bool *enabled)
+{
+    const gm_sim *sim = self;
+    const sim_call call = {self, SIM_SLOT_peer_enabled, device, (uint64_t)peer, 0};
+    gm_status status = sim_enter(&call);
+    if (status != GM_OK) {
+        return status;
+    }
+    if (sim_has_device(sim, device) && sim_has_device(sim, peer)) {
+        *enabled = sim->peers[device][peer].enabled;
+    }
+    else {
+        status = GM_ERR_INVALID_DEVICE;
+    }
+    return sim_leave(&call, status);
+}

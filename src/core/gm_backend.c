@@ -609,6 +609,20 @@ gm_backend_peer_enable(const gm_backend *b, int device, int peer)
 }
 
 gm_status
+gm_backend_peer_enabled(const gm_backend *b, int device, int peer, bool *enabled)
+{
+    bool value = false;
+    gm_status status = GM_OK;
+    if (b->peer_enabled != NULL) {
+        status = b->peer_enabled(b->self, device, peer, &value);
+    }
+    if (status == GM_OK) {
+        *enabled = value;
+    }
+    return status;
+}
+
+gm_status
 gm_backend_mem_prefetch(
     const gm_backend *b, uintptr_t ptr, size_t size, int device, gm_stream stream)
 {

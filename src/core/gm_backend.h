@@ -394,6 +394,11 @@ typedef struct gm_backend {
     /* Lets `device` reach `peer`'s memory; GM_OK also when it already could. */
     gm_status (*peer_enable)(void *self, int device, int peer);
 
+    /* Whether that was so by peer_enable, in the device's present life or an earlier
+     * one; what others enabled it may not know. Creates no context. Default: it was
+     * not. */
+    gm_status (*peer_enabled)(void *self, int device, int peer, bool *enabled);
+
     /* ---- managed memory ---- */
 
     /* Moves a managed range to `device`'s memory, or to the host's with -1, in the
@@ -579,6 +584,8 @@ gm_backend_pointer_info(const gm_backend *b, uintptr_t ptr, gm_pointer_info *inf
 gm_status
 gm_backend_peer_can_access(const gm_backend *b, int device, int peer, bool *can);
 gm_status gm_backend_peer_enable(const gm_backend *b, int device, int peer);
+gm_status
+gm_backend_peer_enabled(const gm_backend *b, int device, int peer, bool *enabled);
 gm_status gm_backend_mem_prefetch(
     const gm_backend *b, uintptr_t ptr, size_t size, int device, gm_stream stream);
 gm_status gm_backend_mem_advise(

@@ -379,6 +379,7 @@ gm_fill_locked(gm_pool *pool,
         .arena = window->segment->arena,
         .rounded = rounded,
         .addr = window->addr,
+        .peers = pool->paging.peers,
     };
     filling f = {pool, *look, window, sources, &plan, sources->budget, GM_OK};
     gm_status status = choose(&f);

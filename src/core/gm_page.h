@@ -32,7 +32,7 @@
  *
  * Files: gm_space.c blocks and holes; gm_page.c pages, places and which of them lie in
  * free memory; gm_window.c where a request goes; gm_remap.c which pages come there, and
- * the calls for it; gm_release.c giving back.
+ * the calls for it; gm_peer.c which other devices reach them; gm_release.c giving back.
  *
  * Cost: a request that is served from free memory knows nothing of all this. One that
  * is not looks at all free blocks of a grain and more, and at all holes of its stream.
@@ -115,6 +115,9 @@ typedef struct gm_paging {
     size_t withheld;  // bytes of pages in MOVING blocks: held, but not counted in total
     uint64_t life;    // of the device, as far as its resets were noticed; 0: not known
     size_t in_flight; // requests that map pages just now, and releases
+    uint64_t peers;   // a bit a device: those that what is mapped is open to
+    bool opening;     // somebody opens what is mapped to one more
+    size_t unmapping; // threads that unmap; not both
 } gm_paging;
 
 /* ---- gm_space.c ---- */
@@ -245,6 +248,7 @@ typedef struct gm_plan {
     gm_block *first;   // lowest block of the window, MOVING
     uintptr_t end;     // of the window
     size_t withheld;   // bytes of free memory that were taken for it
+    uint64_t peers;    // that what it maps is opened to
     size_t created;    // bytes of pages to be made
     gm_move *moves;    //
     size_t count;      // of these
@@ -288,6 +292,15 @@ gm_status gm_remap_attempt(gm_pool *pool,
                            const gm_rescue *rescue,
                            bool forbidden,
                            gm_block **out);
+
+/* ---- gm_peer.c ---- */
+
+/* The devices that were let reach what is on `device`, a bit each. Calls the device. */
+uint64_t gm_peers_enabled(const gm_backend *b, int device);
+
+/* Opens a mapping to those devices. Calls the device. */
+gm_status
+gm_peers_open(const gm_backend *b, uintptr_t addr, size_t size, uint64_t peers);
 
 /* ---- gm_release.c ---- */
 

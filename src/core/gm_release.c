@@ -18,6 +18,8 @@
 #include "gm_pending.h"
 #include "gm_pool_private.h"
 
+#include <sched.h> // sched_yield
+
 /* ---- taking pages out ---- */
 
 /* The page leaves free memory. */
@@ -298,6 +300,18 @@ end_done(gm_pool *pool, gm_page **chain, bool wait)
     return ended;
 }
 
+/* Locks, when nobody opens what is mapped to another device. */
+static void
+lock_to_unmap(gm_pool *pool)
+{
+    gm_pool_lock(pool);
+    while (pool->paging.opening) {
+        gm_pool_unlock(pool);
+        sched_yield(); // it waits for nobody
+        gm_pool_lock(pool);
+    }
+}
+
 size_t
 gm_pages_settle(gm_pool *pool, bool wait)
 {
@@ -308,11 +322,12 @@ gm_pages_settle(gm_pool *pool, bool wait)
     if (!pool->paging.on || gm_process_is_special()) {
         return 0;
     }
-    gm_pool_lock(pool);
+    lock_to_unmap(pool);
     chain = pool->paging.leaving;
     pool->paging.leaving = NULL;
     if (chain) {
         pool->paging.in_flight++;
+        pool->paging.unmapping++;
         gm_process_flight_begin();
     }
     gm_pool_unlock(pool);
@@ -336,6 +351,7 @@ gm_pages_settle(gm_pool *pool, bool wait)
         chain = next;
     }
     pool->paging.in_flight--;
+    pool->paging.unmapping--;
     gm_pool_unlock(pool);
     gm_process_flight_end();
     return bytes;

@@ -243,6 +243,7 @@ open_paging(gm_pool *pool)
     size_t grain = 0;
     size_t free_bytes = 0;
     size_t total = 0;
+    uint64_t peers;
     gm_status status = gm_backend_vm_granularity(b, pool->device, &grain);
 
     if (status == GM_OK) {
@@ -251,7 +252,9 @@ open_paging(gm_pool *pool)
     if (status != GM_OK) {
         return status;
     }
+    peers = gm_peers_enabled(b, pool->device);
     gm_pool_lock(pool);
+    pool->paging.peers |= peers;
     pool->paging.grain = grain;
     pool->paging.reach = (REACH * total + grain - 1) / grain * grain;
     gm_pool_unlock(pool);
@@ -399,9 +402,10 @@ wait_for_owners(attempt *a, gm_owner *owners)
     return status;
 }
 
-/* Makes and maps the page, as far as either is to be done. On failure neither is. */
+/* Makes and maps the page, as far as either is to be done, within reach of the pool's
+ * device and of `peers`. On failure neither is. */
 static gm_status
-make_move(gm_pool *pool, gm_move *move)
+make_move(gm_pool *pool, gm_move *move, uint64_t peers)
 {
     const gm_backend *b = pool->upstream.backend;
     gm_page *page = move->page;
@@ -420,6 +424,9 @@ make_move(gm_pool *pool, gm_move *move)
     status = gm_backend_vm_map(b, addr, page->size, page->handle);
     if (status == GM_OK) {
         status = gm_backend_vm_set_access(b, addr, page->size, pool->device);
+        if (status == GM_OK) {
+            status = gm_peers_open(b, addr, page->size, peers);
+        }
         if (status != GM_OK) {
             (void)gm_backend_vm_unmap(b, addr, page->size); // nobody has used it
         }
@@ -471,7 +478,7 @@ carry_out(attempt *a, gm_owner *owners, uint64_t *ns)
     }
     start = calls ? gm_process_now_ns() : 0;
     for (size_t i = 0; i < plan->count && status == GM_OK; i++) {
-        status = make_move(a->pool, &plan->moves[i]);
+        status = make_move(a->pool, &plan->moves[i], plan->peers);
         plan->moves[i].done = status == GM_OK;
     }
     if (status != GM_OK) {
@@ -500,6 +507,31 @@ take_owners_locked(gm_pool *pool, const gm_plan *plan)
     return owners;
 }
 
+/* Locks, when all that was mapped is open to the devices that the pool's mappings are
+ * open to: one may have been let in meanwhile. Where that fails the request has what it
+ * wanted, and whoever let the device in is to try again. */
+static void
+lock_open(gm_pool *pool, gm_plan *plan)
+{
+    const gm_backend *b = pool->upstream.backend;
+
+    gm_pool_lock(pool);
+    while (pool->paging.peers & ~plan->peers) {
+        uint64_t fresh = pool->paging.peers & ~plan->peers;
+
+        gm_pool_unlock(pool);
+        for (size_t i = 0; i < plan->count; i++) {
+            const gm_move *move = &plan->moves[i];
+
+            if (move->map && move->done) {
+                (void)gm_peers_open(b, move->place->addr, move->page->size, fresh);
+            }
+        }
+        plan->peers |= fresh;
+        gm_pool_lock(pool);
+    }
+}
+
 /* From the plan to its end. GM_MISS: to be tried again. */
 static gm_status
 serve(attempt *a, gm_owner *owners, gm_block **out)
@@ -509,7 +541,7 @@ serve(attempt *a, gm_owner *owners, gm_block **out)
     uint64_t ns = 0;
     gm_status status = owners ? carry_out(a, owners, &ns) : GM_ERR_HOST_MEMORY;
 
-    gm_pool_lock(pool);
+    lock_open(pool, plan);
     pool->stats.driver_ns += ns;
     if (status == GM_OK) {
         *(ns ? &pool->stats.misses : &pool->stats.hits) += 1;

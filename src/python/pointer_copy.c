@@ -20,6 +20,8 @@
 #include "dlpack.h"
 #include "later.h"
 
+#include "core/gm_peer.h"
+
 /* 0 when `size` bytes from the pointer lie inside its memory, which is there, else -1
  * with an exception. */
 static int
@@ -58,6 +60,7 @@ typedef struct transfer {
     int src_device;
     bool fill; // with `value`, else a copy
     int value;
+    int home; // device of the pointer
     bool async;
     gmpy_stream_ref stream;  // of the async form
     gmpy_stream_ref current; // of the plain form, which works beside it
@@ -65,19 +68,6 @@ typedef struct transfer {
     PyObject *pooled[2];     // of the async form: whose pool is to be told; or NULL
     gm_stream_use by;        // what it is told; filled in where it or `buffer` is
 } transfer;
-
-/* Lets the source's device reach the destination's directly where it can. Asked each
- * time: another library may have taken it back. Where it fails the copy goes through
- * the host, which is slower and as right. */
-static void
-allow_peer_access(const gm_backend *b, int from, int to)
-{
-    bool can = false;
-
-    if (gm_backend_peer_can_access(b, from, to, &can) == GM_OK && can) {
-        (void)gm_backend_peer_enable(b, from, to);
-    }
-}
 
 static gm_status
 transfer_now(const transfer *t)
@@ -90,7 +80,10 @@ transfer_now(const transfer *t)
                         : gm_backend_set(b, t->dst, t->value, t->size);
     }
     if (t->dst_device != t->src_device) {
-        allow_peer_access(b, t->src_device, t->dst_device);
+        /* So that it can go directly. Asked each time: another library may have taken
+         * it back. Where it fails the copy goes through the host, slower and as right.
+         */
+        (void)gm_peer_enable(b, t->src_device, t->dst_device);
         return t->async ? gm_backend_copy_peer_async(b, t->dst, t->dst_device, t->src,
                                                      t->src_device, t->size, stream)
                         : gm_backend_copy_peer(b, t->dst, t->dst_device, t->src,
@@ -98,6 +91,22 @@ transfer_now(const transfer *t)
     }
     return t->async ? gm_backend_copy_async(b, t->dst, t->src, t->size, t->kind, stream)
                     : gm_backend_copy(b, t->dst, t->src, t->size, t->kind);
+}
+
+/* The same; in the plain forms by the device whose memory it is, whatever is current:
+ * pages are within reach of no other one. */
+static gm_status
+transfer_at_home(const transfer *t)
+{
+    gm_device_mark back;
+    gm_status status;
+
+    if (t->async || gm_backend_device_push(t->backend, t->home, &back) != GM_OK) {
+        return transfer_now(t);
+    }
+    status = transfer_now(t);
+    gm_backend_device_pop(t->backend, &back);
+    return status;
 }
 
 /* GM_ERR_CAPTURING where the transfer waits or keeps a buffer and its stream, or the
@@ -152,7 +161,7 @@ transfer_do(const transfer *t, const gmpy_used used[2], gmpy_watched **watched)
         *watched = gmpy_watch_new(t->st, t->backend, t->by.device);
     }
     if (status == GM_OK) {
-        status = transfer_now(t);
+        status = transfer_at_home(t);
     }
     if (status != GM_OK || !transfer_protect(t, used, *watched)) {
         gmpy_watch_free(t->backend, *watched);
@@ -213,6 +222,7 @@ transfer_init(transfer *t, PyObject *self, bool async, PyObject *stream)
 {
     *t = (transfer){
         .st = ((gmpy_pointer *)self)->st,
+        .home = ((gmpy_pointer *)self)->device_id,
         .async = async,
         .stream = GMPY_STREAM_REF_NULL,
     };

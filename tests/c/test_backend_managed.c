@@ -146,6 +146,8 @@ CONFORMANCE(peers_must_be_there)
         bool can = true;
         CHECK_EQ(gm_backend_peer_can_access(b, 0, wrong[i], &can),
                  GM_ERR_INVALID_DEVICE);
+        CHECK_EQ(gm_backend_peer_enabled(b, 0, wrong[i], &can), GM_ERR_INVALID_DEVICE);
+        CHECK_EQ(gm_backend_peer_enabled(b, wrong[i], 0, &can), GM_ERR_INVALID_DEVICE);
         CHECK_EQ(gm_backend_peer_can_access(b, wrong[i], 0, &can),
                  GM_ERR_INVALID_DEVICE);
         CHECK_EQ(gm_backend_peer_enable(b, wrong[i], 0), GM_ERR_INVALID_DEVICE);
@@ -160,16 +162,21 @@ CONFORMANCE(peers)
 {
     int count = count_devices(b);
     bool can = false;
+    bool enabled = true;
 
     if (count < 2) {
         SKIP("needs two devices");
     }
+    CHECK_EQ(gm_backend_peer_enabled(b, 1, 0, &enabled), GM_OK);
+    CHECK(!enabled); // it is the other direction
     for (int current = 0; current < 2; current++) {
         CHECK_EQ(gm_backend_device_set(b, current), GM_OK);
         CHECK_EQ(gm_backend_peer_can_access(b, 0, 1, &can), GM_OK);
         for (int again = 0; again < 2; again++) {
             gm_status status = gm_backend_peer_enable(b, 0, 1);
             CHECK(can ? status == GM_OK : gm_status_is_device(status));
+            CHECK_EQ(gm_backend_peer_enabled(b, 0, 1, &enabled), GM_OK);
+            CHECK_EQ(enabled, can);
             CHECK_EQ(gm_backend_last_error(b), 0);
             check_current_device_is(b, current);
         }

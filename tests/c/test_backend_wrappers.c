@@ -331,6 +331,7 @@ TEST(backend_missing_slots_have_their_defaults)
     gm_capture_state capture = GM_CAPTURE_ACTIVE;
     uint64_t number = 1;
     bool can = true;
+    bool enabled = true;
     const gm_range back[] = {{512, 1024}, {4096, 512}};
     size_t bytes = 7;
     CHECK_EQ(gm_backend_mem_largest(&b, 0, back, 2, &bytes), GM_OK);
@@ -360,6 +361,8 @@ TEST(backend_missing_slots_have_their_defaults)
     CHECK_EQ(flags, 0);
     CHECK_EQ(priority, 0);
     CHECK_EQ(device, -1);
+    CHECK_EQ(gm_backend_peer_enabled(&b, 0, 1, &enabled), GM_OK);
+    CHECK(!enabled);
     CHECK_EQ(gm_backend_peer_can_access(&b, 0, 1, &can), GM_OK);
     CHECK(!can);
     gm_backend_close(&b); // nothing to do, and nothing is done
