@@ -128,7 +128,7 @@ def replay(malloc: Callable[[int], Any], sequence: Sequence, cupy: Any) -> int:
     lanes = {number: gpumem.Stream(non_blocking=True) for number in sequence.streams}
     live: list[Any] = [None] * sequence.places
     for number, events in sequence.runs:
-        with lanes[number] as stream, cupy.cuda.ExternalStream(stream.ptr):
+        with lanes[number] as stream, cupy.cuda.Stream.from_external(stream):
             for place, size, taking in events:
                 rounded = -(-size // _UNIT) * _UNIT
                 if taking:

@@ -199,6 +199,15 @@ def _giving(rows: Rows) -> str | None:
     return f"{ours:.2f} ms; {theirs:.0f} ms with plain segments"
 
 
+def _in_flight(rows: Rows) -> str | None:
+    if not rows:
+        return None
+    wrong = sum(row.median or 0 for row in rows)
+    events = sum(row.extra["events"] for row in rows)
+    moved = sum(row.extra["remapped_pages"] for row in rows)
+    return f"{wrong:.0f} in {events:,} events, {moved:,} pages moved"
+
+
 @dataclass(frozen=True)
 class Line:
     """What was measured, in which benchmark, what it should be, how it is told; build:
@@ -265,6 +274,10 @@ LINES = (
         *("b6", "more than 1x", _tight("1.05")),
     ),
     Line("the same at 1.03", "b6", "more than 1x", _tight("1.03")),
+    Line(
+        "the same with kernels and copies in flight: marks of other blocks",
+        *("b6flight", "none", _in_flight),
+    ),
     Line(
         "giving back what is cached behind a kernel of 60 ms, expandable segments",
         *("b9", "below 5 ms", _giving),
