@@ -112,7 +112,7 @@ gm_arena_unpin(gm_arena_table *table, gm_arena *arena)
     if (--arena->pins > 0) {
         return;
     }
-    GM_ASSERT(!arena->index.rows && !arena->bytes);
+    GM_ASSERT(!arena->index.groups && !arena->bytes);
     link = &table->buckets[bucket_of(table, arena->key)];
     while (*link != arena) {
         link = &(*link)->chain;

@@ -160,14 +160,14 @@ static void
 check_index(tally *t, const gm_index *index, gm_block_state state)
 {
     for (unsigned bin = 0; bin < GM_BIN_COUNT; bin++) {
-        unsigned row = bin / GM_BIN_COLUMNS;
-        bool marked = index->columns[row] >> (bin % GM_BIN_COLUMNS) & 1u;
+        unsigned group = bin / GM_INDEX_GROUP;
+        bool marked = index->bins[group] >> (bin % GM_INDEX_GROUP) & 1u;
 
-        if (marked != (index->roots[bin] != NULL)) {
+        if (marked != (index->firsts[bin] != NULL)) {
             t->fault = "a bin's mark and its content disagree";
         }
-        if ((index->rows >> row & 1u) != (index->columns[row] != 0)) {
-            t->fault = "a row's mark and its columns disagree";
+        if ((index->groups >> group & 1u) != (index->bins[group] != 0)) {
+            t->fault = "a group's mark and its bins' disagree";
         }
     }
     t->before = NULL;

@@ -153,7 +153,7 @@ check_part(const gm_pool *pool, const gm_part *part)
     if (part->members != members_of(pool, part)) {
         return "a part does not count its members";
     }
-    if (part->ended && (part->index.rows || !part->members)) {
+    if (part->ended && (part->index.groups || !part->members)) {
         return "a part that has ended is still there, or still has memory";
     }
     gm_index_walk(&part->index, find_stranger, (void *)&own);

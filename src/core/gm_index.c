@@ -7,23 +7,36 @@
 gm_block *
 gm_index_best(const gm_index *index, size_t size)
 {
-    unsigned bin = gm_index_best_bin(index, size);
+    unsigned bin = gm_size_bin(size);
+    gm_block *first = index->firsts[bin];
+    gm_block *best = first;
 
-    return bin == GM_BIN_COUNT ? NULL : gm_tree_best(index->roots[bin], size);
+    if (first && first->size < size) {
+        best = gm_tree_best(*gm_index_others(first), size);
+    }
+    if (!best) {
+        bin = gm_index_bin_above(index, bin);
+        best = bin == GM_BIN_COUNT ? NULL : index->firsts[bin];
+    }
+    return best;
 }
 
 size_t
 gm_index_largest(const gm_index *index)
 {
-    unsigned row;
-    unsigned column;
+    unsigned group;
+    const gm_block *largest;
 
-    if (!index->rows) {
+    if (!index->groups) {
         return 0;
     }
-    row = 63u - (unsigned)__builtin_clzll(index->rows);
-    column = 31u - (unsigned)__builtin_clz(index->columns[row]);
-    return gm_tree_largest(index->roots[row * GM_BIN_COLUMNS + column])->size;
+    group = 63u - (unsigned)__builtin_clzll(index->groups);
+    largest = index->firsts[group * GM_INDEX_GROUP + 63u -
+                            (unsigned)__builtin_clzll(index->bins[group])];
+    while (largest->u.tree.side[1]) { // first, tree, and down there
+        largest = largest->u.tree.side[1];
+    }
+    return largest->size;
 }
 
 void
@@ -33,11 +46,13 @@ gm_index_walk_from(const gm_index *index,
                    void *context)
 {
     for (unsigned bin = gm_size_bin(size); bin < GM_BIN_COUNT; bin++) {
-        const gm_block *root = index->roots[bin];
-        const gm_block *node = root ? gm_tree_best(index->roots[bin], 0) : NULL;
+        gm_block *first = index->firsts[bin];
+        gm_block *others = first ? *gm_index_others(first) : NULL;
+        const gm_block *node = first;
 
-        for (; node; node = gm_tree_next(root, node)) {
+        while (node) {
             visit(context, node);
+            node = gm_tree_next(others, node);
         }
     }
 }

@@ -355,7 +355,7 @@ gm_part_end_locked(gm_pool *pool, gm_part *part)
 {
     size_t bytes = 0;
 
-    while (part->index.rows) {
+    while (part->index.groups) {
         gm_block *block = gm_index_best(&part->index, GM_UNIT);
 
         gm_index_remove(&part->index, block);

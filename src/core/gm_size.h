@@ -31,18 +31,16 @@ gm_size_round(size_t size)
 #define GM_BIN_COUNT (GM_BIN_ROWS * GM_BIN_COLUMNS)
 #define GM_BIN_EXACT 32u
 
-/* The bin of a rounded size > 0. Grows with the size. */
+/* The bin of a rounded size > 0. Grows with the size. No branch: which one would be
+ * taken is as random as the sizes. */
 static inline unsigned
 gm_size_bin(size_t size)
 {
     size_t units = size >> GM_UNIT_SHIFT;
-    unsigned shift;
+    /* Leaves the first five bits, 16 to 31, so that row r is shift r - 1; below 32
+     * units, all of them. */
+    unsigned shift = 59u - (unsigned)__builtin_clzll(units | GM_BIN_COLUMNS);
 
-    if (units < GM_BIN_EXACT) {
-        return (unsigned)units;
-    }
-    /* Leaves the first five bits, 16 to 31, so that row r is shift r - 1. */
-    shift = (63u ^ (unsigned)__builtin_clzll(units)) - 4u;
     return shift * GM_BIN_COLUMNS + (unsigned)(units >> shift);
 }
 

@@ -40,7 +40,7 @@ TEST(arena_lives_while_it_has_pins)
     CHECK(arena != NULL);
     CHECK_EQ(arena->key, 7);
     CHECK_EQ(arena->pins, 1);
-    CHECK_EQ(arena->index.rows, 0);
+    CHECK_EQ(arena->index.groups, 0);
     CHECK(gm_arena_pin(&table, 7) == arena);
     CHECK_EQ(arena->pins, 2);
     CHECK_EQ(table.count, 1);
