@@ -249,15 +249,17 @@ give_postponed(postponed *chain)
 static void
 catch_up(gm_pool *pool, void *context)
 {
+    size_t target;
     bool trim;
 
     (void)context;
     gm_pool_lock(pool);
     trim = pool->trim && !gm_process_is_capturing();
+    target = pool->trim_target;
     pool->trim &= !trim;
     gm_pool_unlock(pool);
     if (trim) {
-        (void)gm_pool_release_idle(pool); // whoever asked for it was told that it waits
+        (void)gm_pool_trim(pool, target); // whoever asked for it was told that it waits
     }
     gm_pool_lock(pool);
     gm_pool_leave(pool); // marks what was dropped, ends what was closed

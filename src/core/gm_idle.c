@@ -8,6 +8,9 @@
  * every instant; a chain on its way is in flight (gm_process.h), so that a request of
  * another thread that finds no memory can wait for it.
  *
+ * What is asked for while a graph is being recorded is done at its end, with the least
+ * of the targets that were named meanwhile.
+ *
  * Cost: a walk over all segments; then what upstream costs. Threading: any thread, two
  * at once take different segments. When to do it is not decided here.
  */
@@ -41,6 +44,14 @@ pool_unlink_locked(gm_pool *pool, gm_segment *segment)
     pool->releasing += segment->size;
 }
 
+bool
+gm_pool_may_spare_locked(const gm_pool *pool, size_t held, size_t size, size_t floor)
+{
+    size_t limit = pool->stats.limit_bytes;
+
+    return (held >= size && held - size >= floor) || (limit && held > limit);
+}
+
 gm_segment *
 gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena, size_t floor)
 {
@@ -52,7 +63,8 @@ gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena, size_t floor)
         gm_segment *next = segment->next;
 
         if (gm_segment_is_idle(segment) && (!arena || segment->arena == arena) &&
-            pool->stats.total_bytes - segment->size >= floor) {
+            gm_pool_may_spare_locked(pool, pool->stats.total_bytes, segment->size,
+                                     floor)) {
             pool_unlink_locked(pool, segment);
             segment->next = NULL;
             *link = segment;
@@ -104,12 +116,29 @@ gm_pool_give_back(gm_pool *pool, gm_segment *chain)
     return bytes;
 }
 
-/* Releases what is idle of `arena_key`, or all where it is NULL, but `floor` bytes. */
+/* What is to be left. */
+typedef struct least {
+    size_t target; // bytes in all
+    bool needed;   // by a request: of the reserve nothing
+} least;
+
+/* Does what was asked for once nothing is being recorded any more. */
+static void
+put_off_locked(gm_pool *pool, size_t target)
+{
+    if (!pool->trim || target < pool->trim_target) {
+        pool->trim_target = target;
+    }
+    pool->trim = true;
+}
+
+/* Releases what is idle of `arena_key`, or all where it is NULL. */
 static size_t
-release_idle(gm_pool *pool, const gm_stream_key *arena_key, size_t floor)
+release_idle(gm_pool *pool, const gm_stream_key *arena_key, const least *left)
 {
     gm_segment *chain = NULL;
     gm_arena *arena = NULL;
+    size_t floor = left->target;
 
     if (gm_process_is_forked()) {
         return 0;
@@ -118,7 +147,12 @@ release_idle(gm_pool *pool, const gm_stream_key *arena_key, size_t floor)
     gm_pool_flush(pool);
     (void)gm_pool_settle(pool); // what came free is looked for next
     gm_pool_lock(pool);
-    pool->trim |= gm_process_is_capturing();
+    if (gm_process_is_capturing()) {
+        put_off_locked(pool, left->target);
+    }
+    if (!left->needed && floor < pool->stats.reserve_bytes) {
+        floor = pool->stats.reserve_bytes;
+    }
     if (arena_key) {
         arena = gm_arena_search(&pool->arenas, *arena_key);
     }
@@ -129,28 +163,14 @@ release_idle(gm_pool *pool, const gm_stream_key *arena_key, size_t floor)
     return gm_pool_give_back(pool, chain) + gm_pages_release(pool, arena_key, floor);
 }
 
-static size_t
-reserve_of(gm_pool *pool)
-{
-    size_t reserve;
-
-    if (gm_process_is_forked()) {
-        return 0;
-    }
-    gm_pool_lock(pool);
-    reserve = pool->stats.reserve_bytes;
-    gm_pool_unlock(pool);
-    return reserve;
-}
-
 /* The same of all streams, and of what was needed for it. */
 static size_t
-trim(gm_pool *pool, size_t floor)
+trim(gm_pool *pool, const least *left)
 {
     size_t bytes;
 
     gm_pools_sweep();
-    bytes = release_idle(pool, NULL, floor);
+    bytes = release_idle(pool, NULL, left);
     gm_marks_trim(pool); // those of what came free are spare by now
     return bytes;
 }
@@ -158,27 +178,25 @@ trim(gm_pool *pool, size_t floor)
 size_t
 gm_pool_release_idle(gm_pool *pool)
 {
-    return trim(pool, reserve_of(pool));
+    return gm_pool_trim(pool, 0);
 }
 
 size_t
 gm_pool_release_idle_of(gm_pool *pool, gm_stream_key key)
 {
-    return release_idle(pool, &key, reserve_of(pool));
+    return release_idle(pool, &key, &(least){0});
 }
 
 size_t
 gm_pool_trim(gm_pool *pool, size_t target)
 {
-    size_t reserve = reserve_of(pool);
-
-    return trim(pool, target > reserve ? target : reserve);
+    return trim(pool, &(least){.target = target});
 }
 
 size_t
 gm_pool_reclaim_idle(gm_pool *pool)
 {
-    return trim(pool, 0) + gm_pages_settle(pool, true);
+    return trim(pool, &(least){.needed = true}) + gm_pages_settle(pool, true);
 }
 
 gm_status

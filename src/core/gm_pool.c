@@ -378,7 +378,7 @@ gm_pool_set_limit(gm_pool *pool, size_t limit)
     }
     gm_pool_lock(pool);
     pool->stats.limit_bytes = limit;
-    above = limit && pool->stats.total_bytes > limit;
+    above = limit && pool->stats.total_bytes + pool->paging.withheld > limit;
     gm_pool_unlock(pool);
     if (above) {
         (void)gm_pool_release_idle(pool);

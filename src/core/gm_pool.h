@@ -197,15 +197,18 @@ GM_MUST_CHECK gm_status gm_pool_range(gm_pool *pool,
                                       gm_range *out);
 
 /* Gives idle segments back upstream: all, or those of the one stream. Returns bytes.
- * While a graph is being recorded it does nothing; all of them go when it ends. */
+ * While a graph is being recorded it does nothing; all of them go when it ends, or what
+ * the least target names that gm_pool_trim got meanwhile. */
 size_t gm_pool_release_idle(gm_pool *pool);
 size_t gm_pool_release_idle_of(gm_pool *pool, gm_stream_key key);
 
-/* The same as long as the pool then holds no less than `target` bytes. */
+/* The same as long as the pool then holds no less than `target` bytes, or still more
+ * than its limit. */
 size_t gm_pool_trim(gm_pool *pool, size_t target);
 
 /* The least total, in bytes, that giving back what is idle leaves; 0, as in a new pool,
- * for none. A request that finds no memory and the pool's end take no heed of it. */
+ * for none. A request that finds no memory, the pool's end and a lower limit take no
+ * heed of it. */
 gm_status gm_pool_set_reserve(gm_pool *pool, size_t bytes);
 
 /* The same of all pools on a device, reserves or not, for a request outside of them

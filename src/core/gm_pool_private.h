@@ -38,17 +38,18 @@ struct gm_pool {
     gm_segment *first; // segments, oldest first
     gm_segment *last;
     uint64_t next_serial;
-    size_t reserving; // bytes asked of upstream that have not arrived
-    size_t leading;   // those of them that nobody has requested
-    size_t releasing; // bytes on their way back upstream
-    size_t voided;    // handles whose block was given back by address or is lost
-    size_t uncounted; // by how much segments and cuts make more blocks than there are
-                      // that hold bytes; modulo 2^64
-    bool closed;      // the owner let go
-    bool ended;       // the reference of owner and blocks was dropped
-    bool lingering;   // closed, and counted as waiting for a device
-    bool trim;        // idle segments are wanted back once no graph is being recorded
-    bool settling;    // somebody looks at the lanes; others may append to them
+    size_t reserving;   // bytes asked of upstream that have not arrived
+    size_t leading;     // those of them that nobody has requested
+    size_t releasing;   // bytes on their way back upstream
+    size_t voided;      // handles whose block was given back by address or is lost
+    size_t uncounted;   // by how much segments and cuts make more blocks than there are
+                        // that hold bytes; modulo 2^64
+    bool closed;        // the owner let go
+    bool ended;         // the reference of owner and blocks was dropped
+    bool lingering;     // closed, and counted as waiting for a device
+    bool trim;          // idle memory is wanted back once no graph is being recorded
+    size_t trim_target; // and so much is to be held then
+    bool settling;      // somebody looks at the lanes; others may append to them
 
     gm_note *notes;   // whose uses have no mark for the last time yet
     gm_note *dropped; // those of them that are to get one, by `behind`
@@ -408,6 +409,11 @@ gm_is_shortage(gm_status status)
  * bytes. Their bytes count as releasing until gm_pool_give_back. */
 gm_segment *
 gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena, size_t floor);
+
+/* Whether a pool that holds `held` bytes may do without `size` of them: so that `floor`
+ * stay, or because it holds more than its limit. */
+bool
+gm_pool_may_spare_locked(const gm_pool *pool, size_t held, size_t size, size_t floor);
 
 /* As gm_pool_release_idle for a request that finds no memory: reserves or not, and
  * waits for pages. */

@@ -52,7 +52,7 @@ take_pages_locked(gm_pool *pool, gm_look *look, size_t floor)
         while (page) {
             gm_page *next = page->behind;
 
-            if (held < page->size || held - page->size < floor ||
+            if (!gm_pool_may_spare_locked(pool, held, page->size, floor) ||
                 !gm_block_store_reserve(&pool->store, 2)) {
                 break;
             }

@@ -136,7 +136,9 @@ const char gmpy_pool_trim_doc[] = PyDoc_STR(
     "Gives cached memory back, as long as so many bytes stay held.\n"
     "\n"
     "As free_all_blocks(), which gives back all there is: what cannot go stays,\n"
-    "so that more may be held in the end.\n"
+    "so that more may be held in the end. While a graph is being recorded\n"
+    "nothing goes; when the recording ends as much does as the lowest target\n"
+    "asks that was named meanwhile.\n"
     "\n"
     "Args:\n"
     "    target_bytes (int): bytes that the pool is to hold at least, of cached\n"
@@ -180,7 +182,8 @@ const char gmpy_pool_set_reserve_doc[] = PyDoc_STR(
     "\n"
     "free_all_blocks() and trim() leave at least so much held, as far as that\n"
     "much is. Nothing is taken from the device for it. A request that finds no\n"
-    "memory, of this pool or of another one on the device, takes no heed of it.\n"
+    "memory, of this pool or of another one on the device, takes no heed of it,\n"
+    "nor does a limit below it.\n"
     "\n"
     "Args:\n"
     "    size (int): bytes; 0, as in a new pool, for none.\n"
@@ -211,8 +214,8 @@ gmpy_pool_set_reserve(PyObject *op,
         self->find(self, given[1], true, &pool, &device) < 0) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    gm_pool_set_reserve(pool, size);
+    Py_BEGIN_ALLOW_THREADS(void)
+    gm_pool_set_reserve(pool, size); // not forked, or `find` had said so
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -198,3 +198,39 @@ TEST(capture_trim_of_a_pool_is_left_at_exit)
     CHECK_EQ(gm_sim_log_count(s.sim), 0);
     CHECK_EQ(stats_of(s.pool).total_bytes, MIB);
 }
+
+/* Of several targets the least counts, and the reserve that there is at the end. */
+TEST(capture_trim_of_a_pool_keeps_the_target)
+{
+    site s = open_site(64 * MIB);
+    gm_stream_use stream = new_stream(s.sim, 0, true);
+    gm_capture *capture = NULL;
+    holding held[8];
+
+    for (size_t i = 0; i < 8; i++) {
+        held[i] = take_bytes(s.pool, MIB);
+    }
+    for (size_t i = 0; i < 8; i++) {
+        let_go(held[i]);
+    }
+    CHECK_EQ(gm_capture_begin(&stream, GM_CAPTURE_MODE_RELAXED, &capture), GM_OK);
+    CHECK_EQ(gm_pool_trim(s.pool, 6 * MIB), 0);
+    CHECK_EQ(gm_pool_trim(s.pool, 5 * MIB), 0);
+    CHECK_EQ(gm_pool_trim(s.pool, 7 * MIB), 0);
+    gm_capture_release(capture);
+    CHECK_EQ(stats_of(s.pool).total_bytes, 5 * MIB);
+
+    CHECK_EQ(gm_pool_set_reserve(s.pool, 4 * MIB), GM_OK);
+    CHECK_EQ(gm_capture_begin(&stream, GM_CAPTURE_MODE_RELAXED, &capture), GM_OK);
+    CHECK_EQ(gm_pool_trim(s.pool, MIB), 0);
+    CHECK_EQ(gm_pool_set_reserve(s.pool, 2 * MIB), GM_OK);
+    gm_capture_release(capture);
+    CHECK_EQ(stats_of(s.pool).total_bytes, 2 * MIB);
+
+    CHECK_EQ(gm_capture_begin(&stream, GM_CAPTURE_MODE_RELAXED, &capture), GM_OK);
+    CHECK_EQ(gm_pool_trim(s.pool, 9 * MIB), 0); // more than there is
+    gm_capture_release(capture);
+    CHECK_EQ(stats_of(s.pool).total_bytes, 2 * MIB);
+    end_stream(s.sim, stream);
+    close_site(s);
+}
