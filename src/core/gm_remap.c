@@ -55,7 +55,7 @@ typedef struct attempt {
     size_t room;    // bytes that the device could make
     bool forbidden; // the device may not be asked for anything
     bool asked;     // `room` is what it says; or it may not be asked for that
-    bool own;       // other streams' pages cannot be had
+    bool own;       // pages that other streams own cannot be had
     gm_space *made; // the space that was added for it
     want want;
     gm_plan plan;
@@ -103,15 +103,18 @@ largest_page_locked(const gm_pool *pool, size_t rounded)
     return size;
 }
 
+/* Adds what other streams have; what nobody owns can always be had. */
 static void
-look_at_others_locked(gm_pool *pool, gm_look *look, const gm_arena *own)
+look_at_others_locked(const attempt *a, gm_look *look, const gm_arena *own)
 {
-    for (size_t i = 0; i < pool->arenas.bucket_count; i++) {
-        for (gm_arena *a = pool->arenas.buckets[i]; a; a = a->chain) {
-            bool anybodys = a == pool->arenas.commons;
+    gm_pool *pool = a->pool;
 
-            if (a != own && (anybodys || a->known)) {
-                gm_look_add_locked(pool, look, a);
+    for (size_t i = 0; i < pool->arenas.bucket_count; i++) {
+        for (gm_arena *at = pool->arenas.buckets[i]; at; at = at->chain) {
+            bool anybodys = at == pool->arenas.commons;
+
+            if (at != own && (anybodys || (at->known && !a->own))) {
+                gm_look_add_locked(pool, look, at);
             }
         }
     }
@@ -223,8 +226,8 @@ plan_locked(attempt *a, gm_arena *arena)
     if (status == GM_MISS && arena) {
         status = plan_by_locked(a, arena, &look, &both, &sources);
     }
-    if (status == GM_MISS && !a->own) {
-        look_at_others_locked(pool, &look, arena);
+    if (status == GM_MISS) {
+        look_at_others_locked(a, &look, arena);
         status = arena ? plan_by_locked(a, arena, &look, &both, &sources) : GM_MISS;
     }
     if (status == GM_MISS && arena) {

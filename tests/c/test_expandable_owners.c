@@ -241,6 +241,43 @@ TEST(expandable_pages_of_others_go_past_a_recording)
     close_site(s);
 }
 
+/* ---- a pool that is closed in the midst ---- */
+
+static gm_pool *closing;
+
+static gm_status
+close_meanwhile(void *self, gm_event event, gm_stream stream)
+{
+    if (closing) {
+        gm_pool *pool = closing;
+
+        closing = NULL;
+        gm_pool_close(pool); // by its owner, while others have its pages
+        CHECK(read_ledger(real).handle_bytes > 0);
+    }
+    return real->event_record(self, event, stream);
+}
+
+TEST(expandable_pool_that_is_closed_while_others_have_its_pages)
+{
+    site s = open_owned(8 * PAGE, 2);
+    uint64_t hold;
+
+    closing = s.pool;
+    CHECK_EQ(gm_sim_hold(s.sim, ending.stream, &hold), GM_OK);
+    table.event_record = close_meanwhile;
+    (void)gm_pools_release_idle(0, GM_ERR_OUT_OF_MEMORY); // as of a request elsewhere
+    CHECK(!closing);
+    CHECK_EQ(read_ledger(s.sim).handle_bytes, 2 * PAGE);
+    gm_sim_release(s.sim, hold);
+    finish_stream(s.sim, ending);
+    gm_pools_sweep();
+    check_no_pool_is_left();
+    CHECK_EQ(gm_backend_stream_destroy(s.sim, ending.stream), GM_OK);
+    check_ledger_is_empty(s.sim);
+    gm_backend_close(s.sim);
+}
+
 /* ---- memory on its way ---- */
 
 static site field;

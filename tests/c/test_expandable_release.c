@@ -84,6 +84,74 @@ TEST(expandable_is_waited_for_where_memory_runs_out)
     close_site(s);
 }
 
+/* Pages that another stream was recorded to use are neither moved nor given back before
+ * it is done, and then not before their own one is. */
+TEST(expandable_pages_wait_for_each_stream_that_uses_them)
+{
+    site s = open_paged_site(4 * PAGE);
+    gm_stream_use own = new_stream(s.sim, 0, true);
+    gm_stream_use user = new_stream(s.sim, 0, true);
+    gm_stream_use third = new_stream(s.sim, 0, true);
+    holding h = take_by(s.pool, 4 * PAGE, &own), big;
+    uint64_t holds[2];
+
+    queue_write(s.sim, h, own);
+    record(h, user);
+    queue_write(s.sim, h, user);
+    CHECK_EQ(gm_sim_hold(s.sim, own.stream, &holds[0]), GM_OK);
+    CHECK_EQ(gm_sim_hold(s.sim, user.stream, &holds[1]), GM_OK);
+    drop(h);
+    CHECK_EQ(gm_pool_release_idle(s.pool), 0);
+    CHECK_EQ(stats_of(s.pool).pending_bytes, 4 * PAGE);
+    CHECK_EQ(stats_of(s.pool).pending_release_bytes, 0);
+    CHECK_EQ(try_for(s.pool, PAGE, &third, &big), GM_ERR_OUT_OF_MEMORY);
+    CHECK_EQ(try_for(s.pool, PAGE, &own, &big), GM_ERR_OUT_OF_MEMORY);
+
+    gm_sim_release(s.sim, holds[1]);
+    finish_stream(s.sim, user);
+    CHECK_EQ(gm_pool_release_idle(s.pool), 0);
+    CHECK_EQ(stats_of(s.pool).pending_bytes, 0);
+    CHECK_EQ(stats_of(s.pool).pending_release_bytes, 4 * PAGE);
+    gm_sim_release(s.sim, holds[0]);
+    big = take_by(s.pool, 4 * PAGE, &third);
+    drop(big);
+    end_stream(s.sim, own);
+    end_stream(s.sim, user);
+    end_stream(s.sim, third);
+    close_site(s);
+}
+
+/* The stream that gets the pages waits for the one they are of, in the device. */
+TEST(expandable_pages_that_were_used_elsewhere_move_in_order)
+{
+    site s = open_paged_site(4 * PAGE);
+    gm_stream_use own = new_stream(s.sim, 0, true);
+    gm_stream_use user = new_stream(s.sim, 0, true);
+    gm_stream_use third = new_stream(s.sim, 0, true);
+    holding h = take_by(s.pool, 4 * PAGE, &own), big;
+
+    CHECK_EQ(gm_backend_set_async(s.sim, h.block->addr, 1, h.block->size, own.stream),
+             GM_OK);
+    record(h, user);
+    CHECK_EQ(gm_backend_set_async(s.sim, h.block->addr, 2, h.block->size, user.stream),
+             GM_OK);
+    drop(h);
+    big = take_by(s.pool, 4 * PAGE, &third); // has waited for `user`, not for `own`
+    CHECK_EQ(
+        gm_backend_set_async(s.sim, big.block->addr, 3, big.block->size, third.stream),
+        GM_OK);
+    finish_stream(s.sim, third);
+    CHECK_EQ(gm_backend_device_synchronize(s.sim, 0), GM_OK);
+    for (size_t at = 0; at < big.block->size; at += 4096) {
+        CHECK_EQ(((unsigned char *)big.block->addr)[at], 3);
+    }
+    drop(big);
+    end_stream(s.sim, own);
+    end_stream(s.sim, user);
+    end_stream(s.sim, third);
+    close_site(s);
+}
+
 TEST(expandable_pool_that_is_closed_goes_when_its_stream_is_done)
 {
     site s = open_paged_site(64 * MIB);
