@@ -5,11 +5,11 @@ Each recorded trace is replayed twice by a pool that has to move pages, and noth
 waited for in between. For each block a kernel on its stream writes marks: at both ends,
 and on both sides of each border that pages can have. When it is freed, its stream gets
 a kernel that compares the marks, every 32nd time after it has spun for a millisecond,
-and a copy of the first one to a log; only then the block is dropped, dozens of
-events before these have run. Memory
-that is used again or moved before its last use is done, by this or another stream, has
-another block's marks by then. What each trace has wrong is counted on the device and
-read at its end, and the log is compared with what was written.
+and a copy of the first one to a log; only then the block is dropped, dozens of events
+before these have run. Memory that is used again or moved before its last use is done,
+by this or another stream, has another block's marks by then. What each trace has wrong
+is counted on the device and read at its end, and the log is compared with what was
+written.
 
 The kernels are compiled and launched through CuPy.
 """
