@@ -147,22 +147,23 @@ def test_a_weak_reference_dies_with_the_event():
     assert watch() is None
 
 
-def test_a_destructor_that_fails_reports_and_keeps_the_pending_error(script):
+@pytest.mark.parametrize("kind", ["Event", "Stream"])
+def test_a_destructor_that_fails_reports_and_keeps_the_pending_error(script, kind):
     # In a process of its own: the handle stays behind.
-    code = """
+    code = f"""
 import sys
-from gpumem import Event, testing
+from gpumem import {kind}, testing
 
 def lose_one_while_raising():
-    event = Event()
+    lost = {kind}()
     try:
         raise KeyError("pending")
     finally:
-        del event
+        del lost
 
 reports = []
 sys.unraisablehook = lambda report: reports.append(report.exc_value.status)
-with testing.fail("event_destroy", code=999):
+with testing.fail("{kind.lower()}_destroy", code=999):
     try:
         lose_one_while_raising()
     except KeyError as error:

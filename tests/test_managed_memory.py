@@ -123,22 +123,6 @@ def test_more_than_the_device_has_can_be_had_and_a_shortage_is_told():
             MemoryPool(gpumem.malloc_managed).malloc(SIZE)
 
 
-@pytest.mark.parametrize("make", [ManagedMemory, gpumem.malloc_managed])
-@pytest.mark.parametrize(
-    ("size", "error"),
-    [
-        (-1, OverflowError),
-        (2**64, OverflowError),
-        (1.0, TypeError),
-        ("1", TypeError),
-        (None, TypeError),
-    ],
-)
-def test_what_is_no_size_is_refused(make, size, error):
-    with pytest.raises(error):
-        make(size)
-
-
 def test_it_is_initialised_once(memory):
     address = memory.ptr
     with pytest.raises(RuntimeError, match="once"):

@@ -35,6 +35,36 @@ def test_memory_says_where_it_is_how_long_it_is_and_whose():
     assert isinstance(memory, BaseMemory)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        Memory,
+        gpumem.malloc,
+        gpumem.ManagedMemory,
+        gpumem.malloc_managed,
+        gpumem.MemoryAsync,
+        gpumem.malloc_async,
+        lambda size: gpumem.MemoryAsyncPool().malloc(size),
+        gpumem.PinnedMemory,
+        gpumem.malloc_pinned,
+        lambda size: gpumem.PinnedMemoryPool().malloc(size),
+    ],
+)
+@pytest.mark.parametrize(
+    ("size", "error"),
+    [
+        (-1, OverflowError),
+        (2**64, OverflowError),
+        (1.0, TypeError),
+        ("1", TypeError),
+        (None, TypeError),
+    ],
+)
+def test_what_is_no_size_is_refused(make, size, error):
+    with pytest.raises(error):
+        make(size)
+
+
 def test_the_size_may_be_given_by_name():
     assert Memory(size=512).size == 512
     assert gpumem.malloc(size=512).mem.size == 512

@@ -145,25 +145,6 @@ def test_no_bytes_are_none():
     assert MemoryAsyncPool().malloc(0).ptr == 0
 
 
-@pytest.mark.parametrize(
-    "make",
-    [MemoryAsync, gpumem.malloc_async, lambda size: MemoryAsyncPool().malloc(size)],
-)
-@pytest.mark.parametrize(
-    ("size", "error"),
-    [
-        (-1, OverflowError),
-        (2**64, OverflowError),
-        (1.0, TypeError),
-        ("1", TypeError),
-        (None, TypeError),
-    ],
-)
-def test_what_is_no_size_is_refused(make, size, error):
-    with pytest.raises(error):
-        make(size)
-
-
 @pytest.mark.parametrize("stream", [1, "s", gpumem.malloc(0), object()])
 def test_a_stream_must_be_a_stream(stream):
     with pytest.raises(TypeError, match="stream"):

@@ -107,21 +107,6 @@ def test_a_request_for_nothing_is_no_pools(pool):
     assert (pointer.ptr, pointer.size(), pool.total_bytes()) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("size", "error"),
-    [
-        (-1, OverflowError),
-        (2**64, OverflowError),
-        (1.0, TypeError),
-        ("1", TypeError),
-        (None, TypeError),
-    ],
-)
-def test_what_is_no_size_is_refused(pool, size, error):
-    with pytest.raises(error):
-        pool.malloc(size)
-
-
 @pytest.mark.parametrize("size", [2**63, 2**64 - 1, 2**64 - 511])
 def test_more_than_can_be_is_out_of_memory(pool, size):
     with pytest.raises(OutOfMemoryError):

@@ -253,31 +253,6 @@ def test_a_subclass_in_a_cycle_is_collected():
     assert testing.ledger().streams == before
 
 
-def test_a_destructor_that_fails_reports_and_keeps_the_pending_error(script):
-    # In a process of its own: the handle stays behind.
-    code = """
-import sys
-from gpumem import Stream, testing
-
-def lose_one_while_raising():
-    stream = Stream()
-    try:
-        raise KeyError("pending")
-    finally:
-        del stream
-
-reports = []
-sys.unraisablehook = lambda report: reports.append(report.exc_value.status)
-with testing.fail("stream_destroy", code=999):
-    try:
-        lose_one_while_raising()
-    except KeyError as error:
-        print(error, reports)
-"""
-    done = script(code, GPUMEM_BACKEND="sim")
-    assert (done.stdout, done.stderr) == ("'pending' [999]\n", "")
-
-
 def test_a_process_may_end_with_a_stream_current_in_every_thread(script):
     code = """
 import threading

@@ -17,16 +17,9 @@
 #include "gm_pending.h"
 #include "gm_pool_private.h"
 
-static void
-pool_unlink_locked(gm_pool *pool, gm_segment *segment)
+void
+gm_pool_unlink_segment_locked(gm_pool *pool, gm_segment *segment)
 {
-    gm_block *block = segment->first;
-
-    gm_pool_note_cached_locked(pool);
-    gm_index_remove(&segment->arena->index, block);
-    gm_block_give(&pool->store, block);
-    segment->arena->bytes -= segment->size;
-    gm_arena_unpin(&pool->arenas, segment->arena);
     if (segment->prev) {
         segment->prev->next = segment->next;
     }
@@ -39,8 +32,21 @@ pool_unlink_locked(gm_pool *pool, gm_segment *segment)
     else {
         pool->last = segment->prev;
     }
+    segment->arena->bytes -= segment->size;
+    gm_arena_unpin(&pool->arenas, segment->arena);
     pool->stats.segments--;
     pool->stats.total_bytes -= segment->size;
+}
+
+static void
+pool_unlink_locked(gm_pool *pool, gm_segment *segment)
+{
+    gm_block *block = segment->first;
+
+    gm_pool_note_cached_locked(pool);
+    gm_index_remove(&segment->arena->index, block);
+    gm_block_give(&pool->store, block);
+    gm_pool_unlink_segment_locked(pool, segment);
     pool->releasing += segment->size;
 }
 

@@ -244,22 +244,7 @@ forget_block_locked(gm_pool *pool, gm_block *block)
 static void
 unlink_locked(gm_pool *pool, gm_segment *segment)
 {
-    if (segment->prev) {
-        segment->prev->next = segment->next;
-    }
-    else {
-        pool->first = segment->next;
-    }
-    if (segment->next) {
-        segment->next->prev = segment->prev;
-    }
-    else {
-        pool->last = segment->prev;
-    }
-    segment->arena->bytes -= segment->size;
-    gm_arena_unpin(&pool->arenas, segment->arena);
-    pool->stats.segments--;
-    pool->stats.total_bytes -= segment->size;
+    gm_pool_unlink_segment_locked(pool, segment);
     pool->stats.lost_segments++;
     pool->stats.lost_bytes += segment->size;
 }

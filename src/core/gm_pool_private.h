@@ -404,6 +404,9 @@ gm_is_shortage(gm_status status)
 
 /* ---- gm_idle.c ---- */
 
+/* Takes a segment without blocks out of the pool's list, its arena and the counters. */
+void gm_pool_unlink_segment_locked(gm_pool *pool, gm_segment *segment);
+
 /* Takes every idle segment, or every one of `arena` unless that is NULL, out of the
  * pool, chained by `next`, but for those without which it would hold less than `floor`
  * bytes. Their bytes count as releasing until gm_pool_give_back. */

@@ -98,6 +98,21 @@ gmpy_unpack(const gmpy_signature *signature,
 }
 
 int
+gmpy_unpack_size(const char *function,
+                 PyObject *const *args,
+                 Py_ssize_t nargs,
+                 PyObject *kwnames,
+                 size_t *out)
+{
+    const gmpy_signature signature = {function, 1, 1, 1, {"size"}};
+    PyObject *given[1];
+
+    return gmpy_unpack(&signature, args, nargs, kwnames, given) < 0
+               ? -1
+               : gmpy_as_size(given[0], "size", out);
+}
+
+int
 gmpy_unpack_init(const gmpy_signature *signature,
                  PyObject *args,
                  PyObject *kwargs,

@@ -376,8 +376,6 @@ PyDoc_STRVAR(malloc_doc,
              "Raises:\n"
              "    As Memory does.");
 
-static const gmpy_signature malloc_signature = {"malloc", 1, 1, 1, {"size"}};
-
 static PyObject *
 memory_malloc(PyObject *module,
               PyObject *const *args,
@@ -385,11 +383,9 @@ memory_malloc(PyObject *module,
               PyObject *kwnames)
 {
     gmpy_state *st = gmpy_state_of_module(module);
-    PyObject *given[1];
     size_t size;
 
-    if (gmpy_unpack(&malloc_signature, args, nargs, kwnames, given) < 0 ||
-        gmpy_as_size(given[0], "size", &size) < 0) {
+    if (gmpy_unpack_size("malloc", args, nargs, kwnames, &size) < 0) {
         return NULL;
     }
     return gmpy_pointer_to_new(st, gmpy_owned_memory_new(st, GM_MEM_DEVICE, size));

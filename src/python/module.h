@@ -190,7 +190,14 @@ int gmpy_unpack(const gmpy_signature *signature,
                 PyObject *kwnames,
                 PyObject **out);
 
-/* The same for tp_init. */
+/* The same for `function(size)`. 0, or -1 with TypeError or OverflowError. */
+int gmpy_unpack_size(const char *function,
+                     PyObject *const *args,
+                     Py_ssize_t nargs,
+                     PyObject *kwnames,
+                     size_t *out);
+
+/* gmpy_unpack for tp_init. */
 int gmpy_unpack_init(const gmpy_signature *signature,
                      PyObject *args,
                      PyObject *kwargs,

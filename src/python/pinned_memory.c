@@ -116,13 +116,10 @@ malloc_pinned(PyObject *module,
               Py_ssize_t nargs,
               PyObject *kwnames)
 {
-    static const gmpy_signature signature = {"malloc_pinned", 1, 1, 1, {"size"}};
     gmpy_state *st = gmpy_state_of_module(module);
-    PyObject *given[1];
     size_t size;
 
-    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
-        gmpy_as_size(given[0], "size", &size) < 0) {
+    if (gmpy_unpack_size("malloc_pinned", args, nargs, kwnames, &size) < 0) {
         return NULL;
     }
     return gmpy_pinned_pointer_to_new(st,

@@ -330,15 +330,12 @@ malloc_system(PyObject *module,
               Py_ssize_t nargs,
               PyObject *kwnames)
 {
-    static const gmpy_signature signature = {"malloc_system", 1, 1, 1, {"size"}};
     gmpy_state *st = gmpy_state_of_module(module);
     PyTypeObject *type = gmpy_type(st->SystemMemoryType);
-    PyObject *given[1];
     PyObject *mem;
     size_t size;
 
-    if (gmpy_unpack(&signature, args, nargs, kwnames, given) < 0 ||
-        gmpy_as_size(given[0], "size", &size) < 0) {
+    if (gmpy_unpack_size("malloc_system", args, nargs, kwnames, &size) < 0) {
         return NULL;
     }
     mem = type->tp_alloc(type, 0);
