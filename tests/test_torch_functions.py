@@ -238,6 +238,32 @@ def test_a_stream_that_joins_takes_part(with_torchs_pool):
     ) == ["1"]
 
 
+def test_memory_used_on_another_stream_is_kept_to_the_end_of_a_recording(
+    with_torchs_pool,
+):
+    assert with_torchs_pool(
+        captured("""
+        def used(memory, on):
+            ours.gpumem_torch_record_stream(c_void_p(memory), c_void_p(on.ptr))
+        outside = taken(on=None)
+        begin(1, 0); stream.begin_capture()
+        other.wait_event(stream.record())
+        memory, live = taken(), taken()
+        for on in (other, other, stream): used(memory, on)
+        used(live, other)
+        used(outside, other)
+        give(memory)
+        give(outside)
+        print(taken() not in (memory, outside), kept(), taken(on=None) != outside)
+        stream.wait_event(other.record())
+        end(1, 0)
+        print(kept(), taken(on=None) == outside)
+        give(live)
+        print(kept())
+    """)
+    ) == ["True 0 True", "1 True", "2"]
+
+
 def test_two_recordings_at_once(with_torchs_pool):
     """Each is known by the thread that began it; then by the driver's number."""
     assert with_torchs_pool(

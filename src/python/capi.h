@@ -128,6 +128,12 @@ void gmpy_torch_graphs_release(gmpy_c_api *api, int device, gpumem_torch_id id);
 /* Ends recordings that failed, of which torch says nothing. Detached. */
 void gmpy_torch_graphs_tidy(gmpy_c_api *api);
 
+/* The memory is used on a stream that is being recorded: gmpy_torch_graphs_keep, which
+ * is asked for all that torch drops, is true for it to the end of the recording, and
+ * gives it back then. GM_ERR_HOST_MEMORY. */
+gm_status gmpy_torch_graphs_use(gmpy_c_api *api, void *memory);
+bool gmpy_torch_graphs_keep(gmpy_c_api *api, const void *memory);
+
 /* Whether something is being recorded. Cheap. */
 bool gmpy_torch_graphs_any(const gmpy_c_api *api);
 

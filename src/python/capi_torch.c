@@ -206,15 +206,23 @@ gpumem_torch_free(void *ptr,
                   int Py_UNUSED(device),
                   void *Py_UNUSED(stream))
 {
-    (void)gpumem_free(ptr);
+    gmpy_c_api *api = opened();
+
+    if (!api || !gmpy_torch_graphs_keep(api, ptr)) {
+        (void)gpumem_free(ptr);
+    }
 }
 
 GPUMEM_EXPORT void
 gpumem_torch_record_stream(void *ptr, void *stream)
 {
     gmpy_c_api *api = opened();
+    int status = api && ptr ? gpumem_record_stream(ptr, stream) : GPUMEM_OK;
 
-    if (api && ptr && gpumem_record_stream(ptr, stream) != GPUMEM_OK) {
+    if (status == GPUMEM_ERROR_CAPTURING && gmpy_torch_graphs_any(api)) {
+        status = gmpy_torch_graphs_use(api, ptr) == GM_OK ? GPUMEM_OK : status;
+    }
+    if (status != GPUMEM_OK) {
         throw_error(api->cxx, gmpy_this_c_error.text);
     }
 }

@@ -17,6 +17,11 @@
  * During a recording memory may be asked for (the cuda backend has the driver allow it)
  * but none is given back, and no device is waited for.
  *
+ * Memory that a recording uses on another stream than its own (record_stream) cannot be
+ * marked there, since a mark would become a part of the graph. What torch drops of it
+ * is kept to the end of the recording, as torch's own allocator does: nothing asked for
+ * in the recording gets it, and no work was done that would have to be waited for.
+ *
  * A graph's launches are torch's, which says nothing of them. So when the last graph is
  * gone the device is waited for, before its memory is anybody's: later, where something
  * is being recorded just then. torch's own allocator waits there too, in cudaFree.
@@ -46,9 +51,18 @@ typedef struct shared {
     gm_stream stream;   // that takes part in it, once that is known
 } shared;
 
+/* Memory that is used on a stream that is being recorded. */
+typedef struct used {
+    struct used *next;
+    void *memory;
+    bool dropped; // and so to be given back at the end
+} used;
+
 struct gmpy_torch_graphs {
     pthread_mutex_t lock;
     atomic_size_t begun; // how many are being recorded
+    atomic_bool uses;    // `used` is not empty
+    used *used;
     shared *first;
     shared *gone; // without graphs, but a device may be using their memory
 };
@@ -61,6 +75,7 @@ gmpy_torch_graphs_new(void)
     if (graphs) {
         (void)pthread_mutex_init(&graphs->lock, NULL); // fails for attributes alone
         atomic_init(&graphs->begun, 0);
+        atomic_init(&graphs->uses, false);
     }
     return graphs;
 }
@@ -82,6 +97,83 @@ find_locked(gmpy_torch_graphs *graphs, int device, gpumem_torch_id id)
         at = &(*at)->next;
     }
     return at;
+}
+
+/* ---- memory used on streams that are recorded ---- */
+
+static used *
+find_used_locked(const gmpy_torch_graphs *graphs, const void *memory)
+{
+    used *at = graphs->used;
+
+    while (at && at->memory != memory) {
+        at = at->next;
+    }
+    return at;
+}
+
+gm_status
+gmpy_torch_graphs_use(gmpy_c_api *api, void *memory)
+{
+    gmpy_torch_graphs *graphs = api->torch_graphs;
+    used *made = gm_host_zalloc(sizeof *made);
+
+    if (!made) {
+        return GM_ERR_HOST_MEMORY;
+    }
+    made->memory = memory;
+    pthread_mutex_lock(&graphs->lock);
+    if (gmpy_torch_graphs_any(api) && !find_used_locked(graphs, memory)) {
+        made->next = graphs->used;
+        graphs->used = made;
+        atomic_store(&graphs->uses, true);
+        made = NULL;
+    }
+    pthread_mutex_unlock(&graphs->lock);
+    gm_host_free(made); // it is noted already, or the recording has ended
+    return GM_OK;
+}
+
+bool
+gmpy_torch_graphs_keep(gmpy_c_api *api, const void *memory)
+{
+    gmpy_torch_graphs *graphs = api->torch_graphs;
+    used *found;
+
+    if (!atomic_load_explicit(&graphs->uses, memory_order_relaxed)) {
+        return false;
+    }
+    pthread_mutex_lock(&graphs->lock);
+    found = find_used_locked(graphs, memory);
+    if (found) {
+        found->dropped = true;
+    }
+    pthread_mutex_unlock(&graphs->lock);
+    return found != NULL;
+}
+
+/* Gives back what was kept, once nothing is recorded any more. */
+static void
+give_used(gmpy_torch_graphs *graphs)
+{
+    used *at = NULL;
+
+    pthread_mutex_lock(&graphs->lock);
+    if (atomic_load(&graphs->begun) == 0) {
+        at = graphs->used;
+        graphs->used = NULL;
+        atomic_store(&graphs->uses, false);
+    }
+    pthread_mutex_unlock(&graphs->lock);
+    while (at) {
+        used *next = at->next;
+
+        if (at->dropped) {
+            (void)gpumem_free(at->memory);
+        }
+        gm_host_free(at);
+        at = next;
+    }
 }
 
 /* ---- the end ---- */
@@ -141,6 +233,7 @@ end_recording(gmpy_c_api *api, int device, gpumem_torch_id id, uint64_t recordin
     if (!found) {
         return;
     }
+    give_used(graphs);
     gm_capture_end(at->capture);
     pthread_mutex_lock(&graphs->lock);
     at->begun = at->ending = false; // from here on others may end it

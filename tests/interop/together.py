@@ -65,7 +65,7 @@ def in_torch(stream):
 
 
 def in_cupy(stream):
-    return cupy.cuda.ExternalStream(stream.ptr)
+    return cupy.cuda.Stream.from_external(stream)
 
 
 def in_gpumem(stream):
@@ -127,7 +127,7 @@ def write_gpumem(stream, value, late):
 # ---- reading: a copy, and what it was read from ----
 
 
-def read_torch(stream, array):
+def read_torch(stream, array, late):
     with in_torch(stream):
         if not ordered:
             view = torch.as_tensor(Address(address_of(array)), device="cuda")
@@ -136,11 +136,11 @@ def read_torch(stream, array):
         else:
             writing.synchronize()  # torch reads no stream
             view = torch.as_tensor(array, device="cuda")
-        delay(stream)
+        late(stream)
         return view.clone(), view
 
 
-def read_cupy(stream, array):
+def read_cupy(stream, array, late):
     with in_cupy(stream):
         if not ordered:
             view = cupy.asarray(Address(address_of(array)))
@@ -148,11 +148,11 @@ def read_cupy(stream, array):
             view = cupy.from_dlpack(array)
         else:
             view = cupy.asarray(array)
-        delay(stream)
+        late(stream)
         return view.copy(), view
 
 
-def read_numba(stream, array):
+def read_numba(stream, array, late):
     native = numba.cuda.external_stream(stream.ptr)
     copy = numba.cuda.device_array(SIZE, "u1", stream=native)
     if not ordered:
@@ -161,12 +161,12 @@ def read_numba(stream, array):
         if isinstance(array, torch.Tensor):
             writing.synchronize()  # torch names no stream
         view = numba.cuda.as_cuda_array(array)
-    delay(stream)
+    late(stream)
     copy.copy_to_device(view, stream=native)
     return copy, view
 
 
-def read_gpumem(stream, array):
+def read_gpumem(stream, array, late):
     with stream:
         copy = pool.malloc(SIZE)
         if not ordered:
@@ -176,7 +176,7 @@ def read_gpumem(stream, array):
             view = gpumem.from_dlpack(array)
         else:
             view = gpumem.from_cuda_array_interface(array)
-        delay(stream)
+        late(stream)
         copy.copy_from_device_async(view, SIZE)
         return copy, view
 
@@ -203,12 +203,17 @@ READ = {
 }
 
 wrong = {"order": [], "reuse": []}
+clients = set()
+unaccounted = set()
 reads = 0
 
 
 def check(what, name, copy, value):
     global reads
     reads += 1
+    in_use = {name: use["used_bytes"] for name, use in pool.stats_by_client().items()}
+    clients.update(in_use)
+    unaccounted.add(sum(in_use.values()) - pool.used_bytes())
     if host(copy) != bytes([value]) * SIZE:
         wrong[what].append(name)
 
@@ -217,7 +222,7 @@ def passed_on(writer, reader, value):
     """What is written late on one stream is read on another."""
     array = WRITE[writer](writing, value, delay)
     with CURRENT[writer](writing):
-        copy, view = READ[reader](reading, array)
+        copy, view = READ[reader](reading, array, at_once)
     reading.synchronize()
     check("order", f"{writer} to {reader}", copy, value)
     writing.synchronize()
@@ -229,7 +234,7 @@ def given_back(writer, reader, value):
     array = WRITE[writer](writing, value, at_once)
     writing.synchronize()
     with CURRENT[writer](writing):
-        copy, view = READ[reader](reading, array)
+        copy, view = READ[reader](reading, array, delay)
     if ordered and writer == "torch":
         array.record_stream(torch.cuda.ExternalStream(reading.ptr))
     elif ordered and reader == "numba":
@@ -252,14 +257,10 @@ def main():
     warm = [write(writing, 1, delay) for write in WRITE.values() for _ in range(3)]
     gpumem.Device().synchronize()
     del warm
-    unaccounted = set()
     for _ in range(ROUNDS):
         dice.shuffle(cases)
         for case in cases:
             case(dice.randrange(1, 255))
-            clients = pool.stats_by_client()
-            used = sum(client["used_bytes"] for client in clients.values())
-            unaccounted.add(used - pool.used_bytes())
     found = {
         "reads": reads,
         "wrong": {what: sorted(set(names)) for what, names in wrong.items()},
