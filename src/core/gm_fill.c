@@ -4,9 +4,10 @@
  * remapping, and the end of it one way or the other. Nothing here calls a device.
  *
  * In a window what is free stays, an echo gets its page back, and grains that were
- * never mapped get pages: the largest that fit into what is missing there. Where only
- * larger ones are left the smallest of these may reach beyond the window, if there is
- * room; what the request leaves of it is free memory at its new place.
+ * never mapped get pages, new ones as long as these come ahead of others: the largest
+ * that fit into what is missing there. Where only larger ones are left the smallest of
+ * these may reach beyond the window, if there is room; what the request leaves of it is
+ * free memory at its new place.
  *
  * A plan cuts everything out of free memory and holes that it is about, a MOVING block
  * a page at both ends of its way, so that whether the calls for it succeed decides what
@@ -24,7 +25,8 @@ typedef struct filling {
     const gm_window *window;
     const gm_sources *sources;
     gm_plan *plan;
-    size_t budget;
+    size_t ahead;  // what is left of what may be made
+    size_t budget; // likewise
     gm_status status;
 } filling;
 
@@ -139,6 +141,7 @@ add_move(filling *f, gm_page *page, gm_place *place, uintptr_t addr, size_t size
         move.page->size = size;
         plan->created += size;
         f->budget -= size;
+        f->ahead -= size < f->ahead ? size : f->ahead;
     }
     else if (page->home->segment->arena != plan->arena) {
         add_owner(plan, page->home->segment->arena);
@@ -173,12 +176,12 @@ fill_grains(filling *f, uintptr_t addr, size_t missing, size_t room)
 
     while (done < missing) {
         gm_page *page = NULL;
-        size_t size;
+        size_t size = made_size(f, missing - done);
 
-        if (f->sources->steal) {
+        if (size > f->ahead) {
             page = choose_page(f, missing - done, room - done);
         }
-        size = page ? page->size : made_size(f, missing - done);
+        size = page ? page->size : size;
         if (!page && size > f->budget) {
             f->status = GM_MISS;
             return 0;
@@ -381,7 +384,15 @@ gm_fill_locked(gm_pool *pool,
         .addr = window->addr,
         .peers = pool->paging.peers,
     };
-    filling f = {pool, *look, window, sources, &plan, sources->budget, GM_OK};
+    filling f = {
+        .pool = pool,
+        .look = *look,
+        .window = window,
+        .sources = sources,
+        .plan = &plan,
+        .ahead = sources->ahead,
+        .budget = sources->budget,
+    };
     gm_status status = choose(&f);
 
     if (status == GM_OK && !prepare(&f)) {

@@ -22,8 +22,8 @@
  *
  * Sizes. A call costs the same whatever the size of its page, so pages are as large as
  * what was missing, but a small share of what the pool holds, since a page is pinned by
- * the smallest live block in it. They are powers of two in grains, so that the pages of
- * one hole fill another.
+ * the smallest live block in it: gm_remap.c says how small, and why. They are powers of
+ * two in grains, so that the pages of one hole fill another.
  *
  * Giving back. A page in free memory goes back to the device when all its places are
  * unmapped, which acts in host time: so not before an event that is recorded on its
@@ -258,10 +258,10 @@ typedef struct gm_plan {
     gm_block *spare[2]; // for what is left over at both ends
 } gm_plan;
 
-/* Where pages may come from. */
+/* How many pages may be made; those of the look may come from wherever they lie. */
 typedef struct gm_sources {
-    bool steal;    // those of the look, wherever they lie
-    size_t budget; // bytes that may be made
+    size_t ahead;  // bytes, before any page moves
+    size_t budget; // bytes, at all
     size_t most;   // bytes of one page that is made, a power of two in grains
 } gm_sources;
 

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Pools that map memory by page: how large the pages are that they make, and how many
+ * they make before they move any.
+ */
+#include "paged.h"
+
+static const gm_stream_use null_stream = {.device = 0, .announced = true};
+
+/* Serves a request, and returns how many pages were made for it. */
+static size_t
+pages_made_for(site s, size_t grains, holding *out)
+{
+    size_t before = stats_of(s.pool).upstream_allocations;
+
+    *out = take_by(s.pool, grains * PAGE, &null_stream);
+    CHECK_EQ(stats_of(s.pool).remapped_pages, 0);
+    return stats_of(s.pool).upstream_allocations - before;
+}
+
+/* As large as the request up to four grains, and up to eight in a pool that holds 128
+ * of these. */
+TEST(expandable_makes_large_pages_for_large_requests)
+{
+    site s = open_paged_site(16384 * PAGE);
+    holding h[6];
+
+    CHECK_EQ(pages_made_for(s, 1, &h[0]), 1);
+    CHECK_EQ(pages_made_for(s, 4, &h[1]), 1);
+    CHECK_EQ(pages_made_for(s, 7, &h[2]), 3);
+    CHECK_EQ(pages_made_for(s, 8, &h[3]), 2);
+    CHECK_EQ(pages_made_for(s, 1024, &h[4]), 1024 / 8);
+    CHECK_EQ(pages_made_for(s, 8, &h[5]), 1);
+    for (size_t i = 0; i < 6; i++) {
+        drop(h[i]);
+    }
+    close_site(s);
+}
+
+/* 1/384 of what is held; towards the limit, and likewise towards the end of the
+ * device's memory, 1/512 of what is left. */
+TEST(expandable_makes_fine_pages_under_a_limit)
+{
+    site s = open_paged_site(16384 * PAGE);
+    holding h[4];
+
+    CHECK_EQ(gm_pool_set_limit(s.pool, 4096 * PAGE), GM_OK);
+    CHECK_EQ(pages_made_for(s, 576, &h[0]), 576);
+    CHECK_EQ(pages_made_for(s, 192, &h[1]), 192 / 2);
+    CHECK_EQ(pages_made_for(s, 2560, &h[2]), 2560 / 4);
+    CHECK_EQ(pages_made_for(s, 512, &h[3]), 512);
+    for (size_t i = 0; i < 4; i++) {
+        drop(h[i]);
+    }
+    close_site(s);
+}
+
+TEST(expandable_makes_fine_pages_of_the_last_memory)
+{
+    site s = open_paged_site(4096 * PAGE);
+    holding h[2];
+
+    CHECK_EQ(pages_made_for(s, 3072, &h[0]), 3072 / 8);
+    CHECK_EQ(pages_made_for(s, 512, &h[1]), 512 / 2);
+    drop(h[0]);
+    drop(h[1]);
+    close_site(s);
+}
+
+/* What may be held beyond what was in use at once is made before pages move, and moves
+ * do for the rest; then nothing more is made. */
+TEST(expandable_has_its_reserve_before_it_moves_pages)
+{
+    enum {
+        COUNT = 128 // 1/64 of them are two
+    };
+    site s = open_paged_site(1024 * PAGE);
+    holding held[COUNT];
+    holding a, b;
+
+    for (size_t i = 0; i < COUNT; i++) {
+        held[i] = take_by(s.pool, PAGE, &null_stream);
+    }
+    CHECK_EQ(stats_of(s.pool).total_bytes, COUNT * PAGE);
+    for (size_t i = 0; i < COUNT; i += 2) {
+        drop(held[i]);
+    }
+    a = take_by(s.pool, 4 * PAGE, &null_stream);
+    CHECK_EQ(stats_of(s.pool).total_bytes, (COUNT + 2) * PAGE);
+    CHECK_EQ(stats_of(s.pool).remapped_pages, 2);
+    b = take_by(s.pool, 4 * PAGE, &null_stream);
+    CHECK_EQ(stats_of(s.pool).total_bytes, (COUNT + 2) * PAGE);
+    CHECK_EQ(stats_of(s.pool).remapped_pages, 6);
+    for (size_t i = 1; i < COUNT; i += 2) {
+        drop(held[i]);
+    }
+    drop(a);
+    drop(b);
+    close_site(s);
+}
