@@ -134,11 +134,15 @@ GM_COLD GM_MUST_CHECK bool gm_block_store_grow(gm_block_store *store);
 /* Makes sure that the next `count` gm_block_take succeed. */
 GM_COLD GM_MUST_CHECK bool gm_block_store_reserve(gm_block_store *store, size_t count);
 
-/* The same for one. */
+/* The same for one. Not as one expression: gcc would take what follows, the cut of
+ * every second hit, for as unlikely as the call is. */
 GM_MUST_CHECK static inline bool
 gm_block_store_prepare(gm_block_store *store)
 {
-    return GM_LIKELY(store->spare != NULL) || gm_block_store_grow(store);
+    if (GM_UNLIKELY(!store->spare)) {
+        return gm_block_store_grow(store);
+    }
+    return true;
 }
 
 void gm_block_store_fini(gm_block_store *store);
