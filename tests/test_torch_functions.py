@@ -225,6 +225,23 @@ def test_graphs_share_memory_by_its_name(with_torchs_pool):
     ) == ["True 2", "2", "1", "0"]
 
 
+def test_a_graph_that_goes_is_waited_for(with_torchs_pool):
+    """torch launched it, and said nothing of that."""
+    assert with_torchs_pool(
+        captured("""
+        begin(1, 0); stream.begin_capture()
+        memory = taken()
+        place = gpumem.MemoryPointer(gpumem.UnownedMemory(memory, MIB, None, 0), 0)
+        place.memset_async(5, MIB, stream)
+        give(memory)
+        graph = end(1, 0)
+        graph.launch(other)
+        about("release_pool", 1, 0)
+        print(ctypes.string_at(memory, MIB) == bytes([5]) * MIB)
+    """)
+    ) == ["True"]
+
+
 def test_a_stream_that_joins_takes_part(with_torchs_pool):
     assert with_torchs_pool(
         captured("""

@@ -56,6 +56,8 @@ typedef struct cuda_driver {
     CUresult (*primary_release)(CUdevice handle);
     CUresult (*ctx_get_id)(CUcontext context, unsigned long long *id);
     CUresult (*stream_get_ctx)(CUstream stream, CUcontext *context);
+    CUresult (*stream_get_id)(CUstream stream, unsigned long long *id);
+    CUresult (*stream_is_capturing)(CUstream stream, CUstreamCaptureStatus *status);
     CUresult (*mem_get_range)(CUdeviceptr *base, size_t *size, CUdeviceptr ptr);
     CUresult (*device_get_attribute)(int *value,
                                      CUdevice_attribute which,

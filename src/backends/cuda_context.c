@@ -59,6 +59,8 @@ static const driver_symbol driver_symbols[] = {
     {"cuDevicePrimaryCtxRetain", offsetof(cuda_driver, primary_retain)},
     {"cuDevicePrimaryCtxRelease", offsetof(cuda_driver, primary_release)},
     {"cuStreamGetCtx", offsetof(cuda_driver, stream_get_ctx)},
+    {"cuStreamGetId", offsetof(cuda_driver, stream_get_id)},
+    {"cuStreamIsCapturing", offsetof(cuda_driver, stream_is_capturing)},
     {"cuMemGetAddressRange", offsetof(cuda_driver, mem_get_range)},
     {"cuDeviceGetAttribute", offsetof(cuda_driver, device_get_attribute)},
     {"cuMemGetAllocationGranularity", offsetof(cuda_driver, mem_get_granularity)},

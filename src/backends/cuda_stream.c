@@ -7,7 +7,7 @@
  * numbers and pass through; an unknown flag is the runtime's cudaErrorInvalidValue.
  *
  * Costs on an H200: event create 176 ns, record 245 to 290, query 180 to 340 (1,600
- * while busy), stream wait 220, stream id 93.
+ * while busy), stream wait 220, stream id 30.
  *
  * Threading: any thread.
  */
@@ -69,24 +69,59 @@ cuda_stream_wait_event(void *self, gm_stream stream, gm_event event)
         cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0));
 }
 
+/* By the driver, in a third of the time: 30 ns for 95. False where it does not say,
+ * as to a thread without a context, which the runtime would make. */
+static bool
+ask_driver(const cuda_driver *driver, CUstream stream, bool *recording, uint64_t *id)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    unsigned long long found = 0;
+
+    if (driver->stream_is_capturing(stream, &status) != CUDA_SUCCESS) {
+        return false;
+    }
+    *recording = status != CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!*recording && driver->stream_get_id(stream, &found) != CUDA_SUCCESS) {
+        return false;
+    }
+    *id = found;
+    return true;
+}
+
+static cudaError_t
+ask_runtime(cudaStream_t stream, bool *recording, uint64_t *id)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    unsigned long long found = 0;
+    cudaError_t error = cudaSuccess;
+
+    if ((gm_stream)stream != GM_STREAM_LEGACY) { // which must not be asked, and is not
+        error = cudaStreamIsCapturing(stream, &status);
+    }
+    *recording = status != cudaStreamCaptureStatusNone;
+    if (error == cudaSuccess && !*recording) {
+        error = cudaStreamGetId(stream, &found);
+    }
+    *id = found;
+    return error;
+}
+
 gm_status
 cuda_stream_id(void *self, gm_stream stream, uint64_t *id)
 {
     /* One stream with two names has one id, whatever the runtime makes of it. */
     gm_stream named = stream == GM_STREAM_NULL ? GM_STREAM_LEGACY : stream;
-    enum cudaStreamCaptureStatus recording = cudaStreamCaptureStatusNone;
-    unsigned long long found = 0;
+    const cuda_self *cuda = self;
     cudaError_t error = cudaSuccess;
+    uint64_t found = 0;
+    bool recording = false;
 
-    (void)self;
-    if (named != GM_STREAM_LEGACY) { // which is never recorded, and must not be asked
-        error = cudaStreamIsCapturing((cudaStream_t)named, &recording);
+    if (named <= GM_STREAM_LEGACY ||
+        !ask_driver(&cuda->driver, (CUstream)named, &recording, &found)) {
+        error = ask_runtime((cudaStream_t)named, &recording, &found);
     }
-    if (recording != cudaStreamCaptureStatusNone) {
+    if (error == cudaSuccess && recording) {
         return GM_ERR_CAPTURING;
-    }
-    if (error == cudaSuccess) {
-        error = cudaStreamGetId((cudaStream_t)named, &found);
     }
     if (error == cudaSuccess) {
         *id = found;
