@@ -330,6 +330,24 @@ ENTRIES = {
         "single.malloc(UNIT); single.free_all_blocks()",
         "",
     ),
+    "trimming to a target": (
+        "pool.malloc(UNIT); pool.set_reserve(10**6, device=0); pool.trim(10**9)\n"
+        "single.malloc(UNIT); single.trim(target_bytes=2**40, device=first)\n"
+        "try: pool.trim(-1)\nexcept OverflowError: pass\n"
+        "try: pool.set_reserve('1')\nexcept TypeError: pass\n"
+        "pool.set_reserve(0); single.trim()",
+        "first = gpumem.Device(0)\ndef clean_up(): pool.set_reserve(0)",
+    ),
+    "a pool with expandable segments": (
+        "made = gpumem.MemoryPool(expandable_segments=True)\n"
+        "one = gpumem.SingleDeviceMemoryPool(expandable_segments=True, shareable=False)\n"
+        "held = made.malloc(3 * 10**6); one.malloc(UNIT)\n"
+        "made.set_reserve(10**6); made.trim(10**6); made.stats(); one.free_all_blocks()\n"
+        "try: gpumem.MemoryPool(expandable_segments=True, growth=True)\n"
+        "except ValueError: pass\n"
+        "try: gpumem.MemoryPool(shareable=True)\nexcept NotImplementedError: pass",
+        "",
+    ),
     "freeing by address": (
         "p = single.malloc(UNIT); single.free(p.ptr, UNIT)\n"
         "try: single.free(p.ptr, UNIT)\nexcept RuntimeError: pass",
