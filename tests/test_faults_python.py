@@ -340,9 +340,11 @@ ENTRIES = {
     ),
     "a pool with expandable segments": (
         "made = gpumem.MemoryPool(expandable_segments=True)\n"
-        "one = gpumem.SingleDeviceMemoryPool(expandable_segments=True, shareable=False)\n"
+        "one = gpumem.SingleDeviceMemoryPool(\n"
+        "    expandable_segments=True, shareable=False)\n"
         "held = made.malloc(3 * 10**6); one.malloc(UNIT)\n"
-        "made.set_reserve(10**6); made.trim(10**6); made.stats(); one.free_all_blocks()\n"
+        "made.set_reserve(10**6); made.trim(10**6)\n"
+        "made.stats(); one.free_all_blocks()\n"
         "try: gpumem.MemoryPool(expandable_segments=True, growth=True)\n"
         "except ValueError: pass\n"
         "try: gpumem.MemoryPool(shareable=True)\nexcept NotImplementedError: pass",

@@ -6,10 +6,13 @@
  *   make fuzz                  ten minutes from the corpus in tests/fuzz/corpus
  *   make fuzz FUZZ_SECONDS=60
  *
- * Each operation is one byte for what and which pool, and operands as it needs them;
- * when the input ends in the middle, operands are 0. Held against: the pool's own
- * invariants after each operation, counters summed up from what is held here, live
- * blocks that never overlap, and a device that has everything back in the end.
+ * The first byte says of which kind the pools are: plain, with growth, mapped by page,
+ * or with rules for large requests. Each operation is one byte for what and which pool,
+ * and operands as it needs them; when the input ends in the middle, operands are 0.
+ * What is handed out is written by the device, so that it would notice if it went too
+ * early. Held against: the pool's own invariants after each operation, counters summed
+ * up from what is held here, live blocks that never overlap, and a device that has
+ * everything back in the end.
  *
  * Two pools on one device, so that one's want of memory reaches into the other, and
  * streams that use memory of each other, end, and are recorded; now and then the device
@@ -27,8 +30,8 @@
 
 #define HELD_MAX 48
 #define POOLS 2
-#define STREAMS 3 // the first is the default one
-#define DEVICE_BYTES ((size_t)2 << 20)
+#define STREAMS 3                      // the first is the default one
+#define DEVICE_BYTES ((size_t)8 << 20) // four pages
 
 /* As assert(), but never compiled out. */
 #define MUST(condition)                                                                \
@@ -44,10 +47,18 @@ typedef struct program {
     size_t left;
 } program;
 
+typedef enum kind {
+    PLAIN,
+    GROWING,
+    PAGED,
+    BY_RULES,
+} kind;
+
 typedef struct held {
     gm_block *block;
     uint32_t generation;
     size_t size; // as asked
+    size_t used; // as given
     uintptr_t addr;
     int pool;
     bool voided; // given back by address, or gone with the device
@@ -56,6 +67,7 @@ typedef struct held {
 static gm_backend *sim;
 static gm_backend *device; // the wrapper around it
 static gm_pool *pools[POOLS];
+static kind kinds[POOLS];
 static held helds[HELD_MAX];
 static size_t held_count;
 static gm_stream_use streams[STREAMS];
@@ -85,7 +97,7 @@ next_size(program *p)
     case 1:
         return (size_t)(low & 63) * GM_UNIT;
     case 2:
-        return (size_t)low * GM_UNIT; // up to 8 MiB: more than there is
+        return (size_t)low * GM_UNIT; // up to 8 MiB: all that there is
     default:
         return low & 1 ? SIZE_MAX - (low >> 1) : GM_SIZE_MAX - (low >> 1);
     }
@@ -107,7 +119,7 @@ check_pool(int index)
     for (size_t i = 0; i < held_count; i++) {
         if (helds[i].pool == index && !helds[i].voided) {
             requested += helds[i].size;
-            used += gm_size_round(helds[i].size);
+            used += helds[i].used;
             live++;
         }
     }
@@ -116,7 +128,7 @@ check_pool(int index)
     MUST(stats.used_bytes == used);
     MUST(stats.live_blocks == live);
     MUST(stats.used_bytes + stats.free_bytes + stats.pending_bytes +
-             stats.captured_bytes ==
+             stats.captured_bytes + stats.pending_release_bytes ==
          stats.total_bytes);
     MUST(stats.peak_total_bytes >= stats.total_bytes);
     MUST(stats.peak_used_bytes >= stats.used_bytes);
@@ -129,8 +141,8 @@ check_apart(const held *new)
         const held *old = &helds[i];
 
         if (!old->voided) {
-            MUST(new->addr + gm_size_round(new->size) <= old->addr ||
-                 old->addr + gm_size_round(old->size) <= new->addr);
+            MUST(new->addr + new->used <= old->addr ||
+                 old->addr + old->used <= new->addr);
         }
     }
 }
@@ -157,10 +169,20 @@ run_malloc(program *p, int pool, const gm_stream_use *by)
         MUST(block == NULL);
         return;
     }
-    *h = (held){block, block->generation, request.size, block->addr, pool, false};
-    MUST(h->addr && h->addr % GM_UNIT == 0 && block->size >= request.size);
+    *h = (held){
+        .block = block,
+        .generation = block->generation,
+        .size = request.size,
+        .used = block->size,
+        .addr = block->addr,
+        .pool = pool,
+    };
+    MUST(h->addr && h->addr % GM_UNIT == 0);
+    MUST(kinds[pool] == BY_RULES ? h->used >= gm_size_round(h->size)
+                                 : h->used == gm_size_round(h->size));
     held_count++;
     check_apart(h);
+    MUST(gm_backend_set_async(sim, h->addr, 1, request.size, by->stream) == GM_OK);
 }
 
 static void
@@ -186,6 +208,32 @@ run_free_address(program *p, int pool)
     h->voided = true;
 }
 
+static void
+make_pool(int index)
+{
+    static const gm_large_rules rules = {
+        .max_split_size = 1 << 20,
+        .max_non_split_rounding = 1 << 19,
+        .large_segment_size = 1 << 21,
+    };
+    gm_pool **pool = &pools[index];
+
+    MUST(gm_pool_new(0, gm_upstream_of_backend(device), pool) == GM_OK);
+    switch (kinds[index]) {
+    case PLAIN:
+        break;
+    case GROWING:
+        gm_pool_set_growth(*pool, 64 * GM_UNIT);
+        break;
+    case PAGED:
+        MUST(gm_pool_set_paging(*pool) == GM_OK);
+        break;
+    case BY_RULES:
+        gm_pool_set_large_rules(*pool, &rules);
+        break;
+    }
+}
+
 /* The owner lets go; what is held goes back to a pool that is closed already. */
 static void
 run_close(int pool)
@@ -196,7 +244,7 @@ run_close(int pool)
             run_free(i);
         }
     }
-    MUST(gm_pool_new(0, gm_upstream_of_backend(device), &pools[pool]) == GM_OK);
+    make_pool(pool);
 }
 
 /* ---- streams, recordings, resets ---- */
@@ -271,14 +319,15 @@ run_capture(program *p, int index)
     }
 }
 
-/* What is held is gone; so are the streams, but for the default one. */
+/* What is held is gone, but for pages, which are the process's; so are the streams, but
+ * for the default one. */
 static void
 run_reset(void)
 {
     MUST(gm_backend_device_reset(sim, 0) == GM_OK);
     gm_pools_device_lost(device, 0);
     for (size_t i = 0; i < held_count; i++) {
-        helds[i].voided = true;
+        helds[i].voided |= kinds[helds[i].pool] != PAGED;
     }
     for (int i = 0; i < STREAMS; i++) {
         release_capture(i);
@@ -287,9 +336,22 @@ run_reset(void)
 }
 
 static void
+run_fault(program *p)
+{
+    static const char *const slots[] = {
+        "mem_alloc",  "vm_create",    "vm_map",       "vm_set_access",
+        "vm_reserve", "event_record", "event_create", "stream_wait_event",
+    };
+    unsigned nth = next(p);
+
+    MUST(gm_fault_plan(device, slots[nth / 8 % 8], 1 + nth % 4, 1 + next(p) % 3,
+                       GM_ERR_OUT_OF_MEMORY) == GM_OK);
+}
+
+static void
 run_rare(program *p, int pool, int stream)
 {
-    switch (next(p) & 7) {
+    switch (next(p) % 9) {
     case 0:
         run_close(pool);
         break;
@@ -309,6 +371,9 @@ run_rare(program *p, int pool, int stream)
         break;
     case 6:
         release_capture(stream);
+        break;
+    case 7:
+        MUST(gm_pool_set_reserve(pools[pool], next(p) * 64 * GM_UNIT) == GM_OK);
         break;
     default:
         run_reset();
@@ -343,21 +408,17 @@ run_one(program *p)
         run_free_address(p, pool);
         break;
     case 11:
-        gm_pool_release_idle(pools[pool]);
+        gm_pool_trim(pools[pool], next(p) * 64 * GM_UNIT);
         break;
     case 12:
         gm_pool_release_idle_of(pools[pool], streams[stream].key);
         break;
     case 13:
-        MUST(gm_pool_set_limit(pools[pool], next(p) * 16 * GM_UNIT) == GM_OK);
+        MUST(gm_pool_set_limit(pools[pool], next(p) * 64 * GM_UNIT) == GM_OK);
         break;
-    case 14: {
-        unsigned nth = 1 + next(p) % 4;
-
-        MUST(gm_fault_plan(device, "mem_alloc", nth, 1 + next(p) % 3,
-                           GM_ERR_OUT_OF_MEMORY) == GM_OK);
+    case 14:
+        run_fault(p);
         break;
-    }
     default:
         run_rare(p, pool, stream);
     }
@@ -384,11 +445,13 @@ int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     program p = {data, size};
+    unsigned which = next(&p);
     gm_sim_ledger ledger;
 
     gm_fault_clear(device);
     for (int i = 0; i < POOLS; i++) {
-        MUST(gm_pool_new(0, gm_upstream_of_backend(device), &pools[i]) == GM_OK);
+        kinds[i] = (kind)(which >> 2 * i & 3);
+        make_pool(i);
     }
     for (int i = 0; i < STREAMS; i++) {
         make_stream(i);
@@ -413,6 +476,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     gm_pools_sweep();
     gm_sim_read_ledger(sim, &ledger);
     MUST(ledger.allocations == 0 && ledger.errors == 0 && ledger.pending == 0);
-    MUST(ledger.streams == 0 && ledger.events == 0);
+    MUST(ledger.streams == 0 && ledger.events == 0 && ledger.faults == 0);
+    MUST(ledger.reservations == 0 && ledger.handles == 0 && ledger.mappings == 0);
     return 0;
 }
