@@ -78,10 +78,41 @@ check_page(const gm_pool *pool, const gm_page *page, size_t *places)
                 return "a page is not where it says";
             }
         }
+        if (p->echo == (p == page->home) || p->ending) {
+            return "the echoes are not the places that are no homes";
+        }
         home |= p == page->home;
         ++*places;
     }
     return home ? NULL : "a page is at home where it is not mapped";
+}
+
+/* The list of echoes, and what was given up of them. */
+static const char *
+check_echoes(const gm_pool *pool, size_t *places)
+{
+    const gm_place *older = NULL;
+    size_t echoes = 0;
+
+    for (const gm_place *p = pool->paging.oldest; p; p = p->newer) {
+        if (!p->echo || p->older != older) {
+            return "the list of echoes is broken";
+        }
+        older = p;
+        echoes++;
+    }
+    for (const gm_place *p = pool->paging.ending; p; p = p->older) {
+        if (!p->ending || p->page->ending == 0 ||
+            gm_place_at(pool, p->segment, p->addr) != p ||
+            p->block->state != GM_BLOCK_MOVING || p->block->addr != p->addr ||
+            p->block->size != p->page->size) {
+            return "a place that was given up is not there, or somebody has it";
+        }
+        ++*places;
+    }
+    return echoes == pool->paging.echoes && older == pool->paging.newest
+               ? NULL
+               : "the echoes are not counted right";
 }
 
 const char *
@@ -105,10 +136,13 @@ gm_check_pages_locked(const gm_pool *pool)
         bytes += p->size;
         pages++;
     }
+    fault = fault ? fault : check_echoes(pool, &places);
     if (fault) {
         return fault;
     }
-    if (pages != pool->stats.pages || places != pool->stats.mappings) {
+    if (pages != pool->stats.pages ||
+        (paging->in_flight ? places > pool->stats.mappings
+                           : places != pool->stats.mappings)) {
         return "the counters of pages are wrong";
     }
     if (paging->on && bytes != pool->stats.total_bytes + paging->withheld) {

@@ -437,7 +437,7 @@ arrive_locked(gm_pool *pool, gm_move *move)
     if (move->map) {
         gm_place_link_locked(pool, move->place);
     }
-    gm_page_settle_at_locked(page, move->place);
+    gm_page_settle_at_locked(pool, page, move->place);
     page->taken = false;
     if (move->departure) {
         gm_space_put_hole_locked(pool, move->departure);

@@ -147,6 +147,12 @@ forget_pages_locked(gm_pool *pool, const loss *l)
             page->mark = NULL;
         }
     }
+    for (gm_place *place = pool->paging.ending; place; place = place->older) {
+        if (is_mark_lost(l, place->mark)) {
+            gm_mark_drop_locked(pool, place->mark);
+            place->mark = NULL;
+        }
+    }
 }
 
 /* Spare ones; the others have become spare by now. Their events are not destroyed. */

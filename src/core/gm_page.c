@@ -43,16 +43,47 @@ gm_place_link_locked(gm_pool *pool, gm_place *place)
 }
 
 void
+gm_place_forget_locked(gm_pool *pool, const gm_place *place)
+{
+    place_mark_locked(pool, place, NULL);
+    pool->stats.mappings--;
+}
+
+void
+gm_echo_list_locked(gm_pool *pool, gm_place *place)
+{
+    gm_paging *paging = &pool->paging;
+
+    place->echo = true;
+    place->newer = NULL;
+    place->older = paging->newest;
+    *(paging->newest ? &paging->newest->newer : &paging->oldest) = place;
+    paging->newest = place;
+    paging->echoes++;
+}
+
+void
+gm_echo_unlist_locked(gm_pool *pool, gm_place *place)
+{
+    gm_paging *paging = &pool->paging;
+
+    place->echo = false;
+    *(place->older ? &place->older->newer : &paging->oldest) = place->newer;
+    *(place->newer ? &place->newer->older : &paging->newest) = place->older;
+    paging->echoes--;
+}
+
+void
 gm_page_drop_places_locked(gm_pool *pool, gm_page *page)
 {
-    gm_page_settle_at_locked(page, NULL);
+    gm_page_settle_at_locked(pool, page, NULL);
     while (page->places) {
         gm_place *place = page->places;
 
         page->places = place->next;
-        place_mark_locked(pool, place, NULL);
+        gm_echo_unlist_locked(pool, place);
+        gm_place_forget_locked(pool, place);
         gm_host_free(place);
-        pool->stats.mappings--;
     }
 }
 
@@ -79,14 +110,18 @@ gm_page_unlink_locked(gm_pool *pool, gm_page *page)
 }
 
 void
-gm_page_settle_at_locked(gm_page *page, gm_place *place)
+gm_page_settle_at_locked(gm_pool *pool, gm_page *page, gm_place *place)
 {
     if (page->home) {
         page->home->segment->space->bytes -= page->size;
+        gm_echo_list_locked(pool, page->home);
     }
     page->home = place;
     if (place) {
         place->segment->space->bytes += page->size;
+    }
+    if (place && place->echo) {
+        gm_echo_unlist_locked(pool, place);
     }
 }
 

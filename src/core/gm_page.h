@@ -32,11 +32,12 @@
  *
  * Files: gm_space.c blocks and holes; gm_page.c pages, places and which of them lie in
  * free memory; gm_window.c where a request goes; gm_remap.c which pages come there, and
- * the calls for it; gm_peer.c which other devices reach them; gm_release.c giving back.
+ * the calls for it; gm_peer.c which other devices reach them; gm_echo.c the end of
+ * old places; gm_release.c giving back.
  *
  * Cost: a request that is served from free memory knows nothing of all this. One that
  * is not looks at all free blocks of a grain and more, and at all holes of its stream.
- * A place is 40 bytes and 8 a grain of host memory, a page 96.
+ * A place is 80 bytes and 8 a grain of host memory, a page 104.
  *
  * A device that is reset leaves all this as it is: it belongs to the process.
  *
@@ -56,8 +57,14 @@ struct gm_place {
     uintptr_t addr;
     gm_segment *segment;
     gm_page *page;
-    gm_place *next; // of the same page
-    bool unmapped;  // on the page's way back: this part is done
+    gm_place *next;  // of the same page
+    gm_place *older; // an echo: the pool's list, by when it was left;
+    gm_place *newer; // ending: `older` is the next of those
+    gm_block *block; // ending: its addresses
+    gm_mark *mark;   // ending: its last use; NULL: that is done
+    bool echo;       // it is on that list
+    bool ending;     // it is given up, and no part of its page any more
+    bool unmapped;   // on the page's way back: this part is done
 };
 
 struct gm_page {
@@ -70,6 +77,7 @@ struct gm_page {
     uint64_t look;   // number of the look that found it in free memory
     gm_block *block; // which block it lay in then; LEAVING: the one it leaves behind
     bool taken;      // somebody moves it or gives it back just now
+    size_t ending;   // places that are given up and still mapped
     gm_mark *mark;   // LEAVING: its last use; NULL: only the whole device can tell
     gm_page *behind; // next of its class in a look; next of those that leave
 };
@@ -103,6 +111,12 @@ typedef struct gm_look {
     size_t bytes;
 } gm_look;
 
+/* Where there are more places than so many a page, and these, echoes end. */
+enum {
+    GM_PLACES = 8,
+    GM_PLACES_SPARE = 256
+};
+
 /* What a pool knows of its pages. */
 typedef struct gm_paging {
     bool on;
@@ -110,6 +124,10 @@ typedef struct gm_paging {
     size_t reach;     // bytes of addresses that a new space gets
     gm_page *pages;   // all, in no order
     gm_page *leaving; // those on their way back, by `behind`
+    gm_place *oldest; // of the echoes
+    gm_place *newest;
+    size_t echoes;
+    gm_place *ending; // places that were given up, by `older`
     uint64_t looks;   // so far
     size_t high;      // the most that was in use, as far as misses saw it
     size_t withheld;  // bytes of pages in MOVING blocks: held, but not counted in total
@@ -169,6 +187,14 @@ gm_place *gm_place_at(const gm_pool *pool, const gm_segment *segment, uintptr_t 
 /* Registers a place, whose page has it from now on. The space is prepared. */
 void gm_place_link_locked(gm_pool *pool, gm_place *place);
 
+/* Nothing is mapped there any more. The place is its page's no longer. */
+void gm_place_forget_locked(gm_pool *pool, const gm_place *place);
+
+/* Puts a place that is no home on the list of echoes, as the newest; or takes it off.
+ */
+void gm_echo_list_locked(gm_pool *pool, gm_place *place);
+void gm_echo_unlist_locked(gm_pool *pool, gm_place *place);
+
 /* Forgets all places of a page, which are unmapped, and frees them. */
 void gm_page_drop_places_locked(gm_pool *pool, gm_page *page);
 
@@ -176,7 +202,7 @@ void gm_page_link_locked(gm_pool *pool, gm_page *page);
 void gm_page_unlink_locked(gm_pool *pool, gm_page *page);
 
 /* The page is at home at that place of its own from now on. */
-void gm_page_settle_at_locked(gm_page *page, gm_place *place);
+void gm_page_settle_at_locked(gm_pool *pool, gm_page *page, gm_place *place);
 
 /* The class of a page of that size. */
 unsigned gm_page_class(const gm_pool *pool, size_t size);
@@ -302,6 +328,19 @@ uint64_t gm_peers_enabled(const gm_backend *b, int device);
 gm_status
 gm_peers_open(const gm_backend *b, uintptr_t addr, size_t size, uint64_t peers);
 
+/* ---- gm_echo.c ---- */
+
+/* Where there are too many echoes, gives up those that were left longest ago. */
+void gm_echoes_prune(gm_pool *pool);
+
+/* Gives up all in the spaces of that stream. True where there were any; those that are
+ * done are gone then. */
+bool gm_echoes_clear(gm_pool *pool, gm_stream_key key);
+
+/* Unmaps those that were given up, as far as their last use is done; with `wait`, waits
+ * for it. */
+void gm_echoes_settle(gm_pool *pool, bool wait);
+
 /* ---- gm_release.c ---- */
 
 /* Gives pages in free memory back to the device, of one stream or with NULL of all, as
@@ -312,6 +351,9 @@ size_t gm_pages_release(gm_pool *pool, const gm_stream_key *key, size_t floor);
 
 /* The same with all of it. True where something went, if only addresses. */
 bool gm_pages_close(gm_pool *pool);
+
+/* Locks, when nobody opens what is mapped to another device. */
+void gm_pages_lock_to_unmap(gm_pool *pool);
 
 /* Gives back what was to go and is done; with `wait`, waits for it. Returns bytes. */
 size_t gm_pages_settle(gm_pool *pool, bool wait);

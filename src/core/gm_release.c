@@ -300,9 +300,8 @@ end_done(gm_pool *pool, gm_page **chain, bool wait)
     return ended;
 }
 
-/* Locks, when nobody opens what is mapped to another device. */
-static void
-lock_to_unmap(gm_pool *pool)
+void
+gm_pages_lock_to_unmap(gm_pool *pool)
 {
     gm_pool_lock(pool);
     while (pool->paging.opening) {
@@ -310,6 +309,27 @@ lock_to_unmap(gm_pool *pool)
         sched_yield(); // it waits for nobody
         gm_pool_lock(pool);
     }
+}
+
+/* The pages that leave, without those of which a place has to end before. */
+static gm_page *
+take_leaving_locked(gm_pool *pool)
+{
+    gm_page **link = &pool->paging.leaving;
+    gm_page *chain = NULL;
+
+    while (*link) {
+        gm_page *page = *link;
+
+        if (page->ending) {
+            link = &page->behind;
+            continue;
+        }
+        *link = page->behind;
+        page->behind = chain;
+        chain = page;
+    }
+    return chain;
 }
 
 size_t
@@ -322,9 +342,9 @@ gm_pages_settle(gm_pool *pool, bool wait)
     if (!pool->paging.on || gm_process_is_special()) {
         return 0;
     }
-    lock_to_unmap(pool);
-    chain = pool->paging.leaving;
-    pool->paging.leaving = NULL;
+    gm_echoes_settle(pool, wait);
+    gm_pages_lock_to_unmap(pool);
+    chain = take_leaving_locked(pool);
     if (chain) {
         pool->paging.in_flight++;
         pool->paging.unmapping++;

@@ -43,7 +43,7 @@
 
 enum {
     RESERVE = 64, // the share of what was in use at once that may be held beyond
-    REACH = 2,    // times the device's memory that a space gets of addresses
+    REACH = 4,    // times the device's memory that a space gets of addresses
 
     // What a page is at most:
     SHARE = 384,      // this share of what the pool holds
@@ -70,6 +70,7 @@ typedef struct attempt {
     bool forbidden; // the device may not be asked for anything
     bool asked;     // `room` is what it says; or it may not be asked for that
     bool own;       // pages that other streams own cannot be had
+    bool cleared;   // old places were given up for addresses
     gm_space *made; // the space that was added for it
     want want;
     gm_plan plan;
@@ -362,7 +363,10 @@ provide(attempt *a)
         ask_room(a);
         break;
     case WANT_SPACE:
-        status = add_space(a);
+        if (a->cleared || !gm_echoes_clear(a->pool, a->request->key)) {
+            status = add_space(a);
+        }
+        a->cleared = true;
         break;
     }
     return status == GM_OK ? GM_MISS : status;
@@ -640,6 +644,7 @@ gm_remap_attempt(gm_pool *pool,
     gm_status status = GM_MISS;
 
     (void)gm_pages_settle(pool, false);
+    gm_echoes_prune(pool);
     for (int round = 0; status == GM_MISS && round < ROUNDS; round++) {
         status = attempt_once(&a, out);
     }

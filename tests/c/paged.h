@@ -20,7 +20,7 @@ open_paged_site(size_t memory)
 
 /* A request of a stream, with all means. `out` only on success. */
 static inline gm_status
-try_for(gm_pool *pool, size_t size, const gm_stream_use *by, holding *out)
+try_hold_for(gm_pool *pool, size_t size, const gm_stream_use *by, holding *out)
 {
     const gm_request request = {.size = size, .key = by->key};
     const gm_rescue rescue = {.by = by};
@@ -33,6 +33,15 @@ try_for(gm_pool *pool, size_t size, const gm_stream_use *by, holding *out)
     if (status == GM_OK) {
         *out = hold(pool, block);
     }
+    return status;
+}
+
+/* The same, and the pool is sound. */
+static inline gm_status
+try_for(gm_pool *pool, size_t size, const gm_stream_use *by, holding *out)
+{
+    gm_status status = try_hold_for(pool, size, by, out);
+
     check_pool(pool);
     return status;
 }

@@ -109,7 +109,7 @@ TEST(expandable_takes_new_addresses_rather_than_give_up)
     CHECK_EQ(gm_pool_set_limit(f.pool, 8192 * PAGE), GM_OK);
 
     /* Spaces just as large as the first request needs: no longer ones are to be had. */
-    CHECK_EQ(gm_fault_plan(f.fault, "vm_reserve", 1, 5, GM_ERR_OUT_OF_MEMORY), GM_OK);
+    CHECK_EQ(gm_fault_plan(f.fault, "vm_reserve", 1, 6, GM_ERR_OUT_OF_MEMORY), GM_OK);
     drop(take_by(f.pool, 520 * PAGE, &null_stream));
     CHECK_EQ(stats_of(f.pool).reserved_bytes, 522 * PAGE);
     CHECK_EQ(stats_of(f.pool).pages, 520);
@@ -118,7 +118,7 @@ TEST(expandable_takes_new_addresses_rather_than_give_up)
     c = take_by(f.pool, 512 * PAGE, &null_stream);
     drop(b);
     CHECK_EQ(gm_pool_release_idle(f.pool), 6 * PAGE);
-    CHECK_EQ(gm_fault_plan(f.fault, "vm_reserve", 1, 4, GM_ERR_OUT_OF_MEMORY), GM_OK);
+    CHECK_EQ(gm_fault_plan(f.fault, "vm_reserve", 1, 5, GM_ERR_OUT_OF_MEMORY), GM_OK);
     drop(take_by(f.pool, 4 * BLOCKS * PAGE, &null_stream));
     CHECK_EQ(stats_of(f.pool).reserved_bytes, (522 + 4 * BLOCKS + 2) * PAGE);
     CHECK_EQ(stats_of(f.pool).pages, 514 + BLOCKS);

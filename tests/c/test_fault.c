@@ -211,6 +211,7 @@ fail_devices_and_memory(const gm_backend *b)
     FAILS(pointer_info, 1, &info);
     FAILS(peer_can_access, 0, 1, &can);
     FAILS(peer_enable, 0, 1);
+    FAILS(peer_enabled, 0, 1, &can);
     FAILS(mem_prefetch, 1, 1, 0, 0);
     FAILS(mem_advise, 1, 1, 0, 0);
     return slots;
