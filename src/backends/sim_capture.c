@@ -12,9 +12,9 @@
  * spoils the recording, which then answers everything with "invalidated" until it is
  * ended, without a graph. Such are asking whether recorded work is done, the legacy
  * stream while a blocking stream records, and waiting for the device. Calls that may be
- * meant for the recording and would not become part of it (allocating, freeing, any
- * wait) are forbidden by its mode: `global` to all threads, `thread_local` to the one
- * that began it, `relaxed` to nobody.
+ * meant for the recording and would not become part of it (freeing, any wait) are
+ * forbidden by its mode: `global` to all threads, `thread_local` to the one that began
+ * it, `relaxed` to nobody. Allocating is not, as gm_backend.h has it.
  *
  * Stream-ordered memory cannot be taken or given back in a recording here, where the
  * runtime makes memory of the graph's own.

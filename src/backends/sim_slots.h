@@ -25,7 +25,7 @@ enum {
     X(device_incarnation, SIM_SURVIVES)                                                \
     X(mem_info, SIM_CONTEXT)                                                           \
     X(mem_largest, SIM_CONTEXT)                                                        \
-    X(mem_alloc, SIM_CONTEXT | SIM_UNSAFE)                                             \
+    X(mem_alloc, SIM_CONTEXT)                                                          \
     X(mem_free, SIM_CONTEXT | SIM_UNSAFE)                                              \
     X(mem_alloc_async, SIM_CONTEXT)                                                    \
     X(mem_free_async, SIM_CONTEXT)                                                     \

@@ -220,8 +220,9 @@ typedef struct gm_backend {
         void *self, int device, const gm_range *back, size_t count, size_t *bytes);
 
     /* `size` > 0 bytes of `kind`, aligned to at least 512 for device memory; *out is
-     * non-zero. May block, may synchronise the device. GM_MEM_DEVICE is required; the
-     * other kinds may answer GM_ERR_UNSUPPORTED. */
+     * non-zero. May block, may synchronise the device. Is no part of a graph that is
+     * being recorded, and spoils none. GM_MEM_DEVICE is required; the other kinds may
+     * answer GM_ERR_UNSUPPORTED. */
     gm_status (*mem_alloc)(
         void *self, int device, gm_mem_kind kind, size_t size, uintptr_t *out);
 
