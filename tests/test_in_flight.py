@@ -43,11 +43,14 @@ def test_nothing_is_used_again_before_its_last_use(in_flight, sequence):
 
 
 def test_memory_of_another_stream_is_noticed(in_flight, sequence):
-    """The blocks are used on streams that the pool is not told of."""
+    """The blocks are used on streams that the pool is not told of; a copy of its own
+    pointer would tell it."""
     pool = gpumem.MemoryPool()
 
     def careless(size):
         with gpumem.Stream.null:
-            return pool.malloc(size)
+            block = pool.malloc(size)
+        memory = gpumem.UnownedMemory(block.ptr, size, block)
+        return gpumem.MemoryPointer(memory, 0)
 
     assert in_flight.replay(careless, sequence, cupy) > 0
