@@ -33,11 +33,12 @@ Rows = Sequence[Row]
 
 
 def _found(rows: Rows, who: str, *starts: str) -> list[Row]:
-    """Rows of `who` with figures whose case begins so."""
+    """Rows of `who` with figures whose case begins so; all of them without `starts`."""
     return [
         row
         for row in rows
-        if row.who == who and row.median is not None and row.case.startswith(starts)
+        if row.who == who and row.median is not None
+        if row.case.startswith(starts or "")
     ]
 
 
@@ -208,6 +209,18 @@ def _in_flight(rows: Rows) -> str | None:
     return f"{wrong:.0f} in {events:,} events, {moved:,} pages moved"
 
 
+def _least_held(rows: Rows) -> str | None:
+    """Most bytes held in training, over the least of PyTorch's two ways."""
+    ours = [row.median or 0 for row in _found(rows, _EXPANDABLE) if "peak" in row.case]
+    theirs = [
+        row.median or 0
+        for who in ("torch", "torch, expandable")
+        for row in _found(rows, who)
+        if "peak" in row.case
+    ]
+    return f"{ours[0] / min(theirs):.3f}x" if ours and theirs else None
+
+
 @dataclass(frozen=True)
 class Line:
     """What was measured, in which benchmark, what it should be, how it is told; build:
@@ -282,6 +295,12 @@ LINES = (
         "giving back what is cached behind a kernel of 60 ms, expandable segments",
         *("b9", "below 5 ms", _giving),
     ),
+    Line(
+        "GPT-2 training in PyTorch, most bytes held, expandable segments: over the"
+        " least with PyTorch's own allocator",
+        *("b14gpt2", "below 1x", _least_held),
+    ),
+    Line("ResNet-50 training, the same", "b14resnet", "below 1x", _least_held),
     Line(
         "8 threads on their own streams, free-threaded Python: over one thread",
         *("b7", "5x or more", _threads, "free-threaded"),

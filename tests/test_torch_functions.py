@@ -225,6 +225,7 @@ def test_graphs_share_memory_by_its_name(with_torchs_pool):
     ) == ["True 2", "2", "1", "0"]
 
 
+@pytest.mark.sim_only  # reads the device's memory by its address
 def test_a_graph_that_goes_is_waited_for(with_torchs_pool):
     """torch launched it, and said nothing of that."""
     assert with_torchs_pool(
