@@ -135,7 +135,7 @@ GM_COLD GM_MUST_CHECK bool gm_block_store_grow(gm_block_store *store);
 GM_COLD GM_MUST_CHECK bool gm_block_store_reserve(gm_block_store *store, size_t count);
 
 /* The same for one. Not as one expression: gcc would take what follows, the cut of
- * every second hit, for as unlikely as the call is. */
+ * two hits of three, for as unlikely as the call is. */
 GM_MUST_CHECK static inline bool
 gm_block_store_prepare(gm_block_store *store)
 {

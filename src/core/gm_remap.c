@@ -14,15 +14,15 @@
  *
  * So the pool grows beyond the reserve only when all that is free and could move has
  * moved; and it has grown by the reserve before much moves. Where that came only after
- * moving, training GPT-2 moved two thirds of its largest block in each step, for good.
+ * moving, training GPT-2 moved pages in each step, for good.
  *
  * Sizes. The calls for a page cost the same whatever its size; but the smallest block
  * in one keeps it, and what is lost at the ends of the memory in use is about half a
  * page each. So a page is a small share of what is held, of all that is left at most a
  * smaller one, and larger where the block is: one of 16 MiB is one page. Who sets a
  * limit is short of memory, and gets no such large ones. Over the eight traces in
- * benchmarks/traces this makes half the calls at first that pages of 1/256 of what is
- * held take, and still most of them run within 1.011 times what they have in use.
+ * benchmarks/traces this makes 0.61 of the calls at first that pages of 1/256 of what
+ * is held take, and still most of them run within 1.011 times what they have in use.
  *
  * What could be had is known before anything is made: new pages are planned only as far
  * as the device says that it has memory, and addresses are reserved only for a request
