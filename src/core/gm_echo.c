@@ -305,9 +305,7 @@ gm_echoes_settle(gm_pool *pool, bool wait)
     chain = pool->paging.ending;
     pool->paging.ending = NULL;
     if (chain) {
-        pool->paging.in_flight++;
-        pool->paging.unmapping++;
-        gm_process_flight_begin();
+        gm_pages_begin_to_unmap_locked(pool);
     }
     gm_pool_unlock(pool);
     if (!chain) {
@@ -328,8 +326,5 @@ gm_echoes_settle(gm_pool *pool, bool wait)
         pool->paging.ending = chain;
         chain = next;
     }
-    pool->paging.in_flight--;
-    pool->paging.unmapping--;
-    gm_pool_unlock(pool);
-    gm_process_flight_end();
+    gm_pages_end_to_unmap(pool);
 }

@@ -355,6 +355,11 @@ bool gm_pages_close(gm_pool *pool);
 /* Locks, when nobody opens what is mapped to another device. */
 void gm_pages_lock_to_unmap(gm_pool *pool);
 
+/* What the caller took out of the pool's lists is unmapped from here, which is a flight
+ * of the process, to the end of it, which unlocks. */
+void gm_pages_begin_to_unmap_locked(gm_pool *pool);
+void gm_pages_end_to_unmap(gm_pool *pool);
+
 /* Gives back what was to go and is done; with `wait`, waits for it. Returns bytes. */
 size_t gm_pages_settle(gm_pool *pool, bool wait);
 

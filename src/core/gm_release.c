@@ -311,6 +311,23 @@ gm_pages_lock_to_unmap(gm_pool *pool)
     }
 }
 
+void
+gm_pages_begin_to_unmap_locked(gm_pool *pool)
+{
+    pool->paging.in_flight++;
+    pool->paging.unmapping++;
+    gm_process_flight_begin();
+}
+
+void
+gm_pages_end_to_unmap(gm_pool *pool)
+{
+    pool->paging.in_flight--;
+    pool->paging.unmapping--;
+    gm_pool_unlock(pool);
+    gm_process_flight_end();
+}
+
 /* The pages that leave, without those of which a place has to end before. */
 static gm_page *
 take_leaving_locked(gm_pool *pool)
@@ -346,9 +363,7 @@ gm_pages_settle(gm_pool *pool, bool wait)
     gm_pages_lock_to_unmap(pool);
     chain = take_leaving_locked(pool);
     if (chain) {
-        pool->paging.in_flight++;
-        pool->paging.unmapping++;
-        gm_process_flight_begin();
+        gm_pages_begin_to_unmap_locked(pool);
     }
     gm_pool_unlock(pool);
     if (!chain) {
@@ -370,10 +385,7 @@ gm_pages_settle(gm_pool *pool, bool wait)
         pool->paging.leaving = chain;
         chain = next;
     }
-    pool->paging.in_flight--;
-    pool->paging.unmapping--;
-    gm_pool_unlock(pool);
-    gm_process_flight_end();
+    gm_pages_end_to_unmap(pool);
     return bytes;
 }
 

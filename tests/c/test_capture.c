@@ -4,6 +4,7 @@
  * waits for the recording's end, and when the memory is everybody's again. The pool is
  * told of recordings; whether the device records as well makes no difference to it.
  */
+#include "host_fault.h"
 #include "streams.h"
 
 #include "core/gm_capture.h"
@@ -439,15 +440,6 @@ TEST(capture_ends_once_however_often_it_is_said)
 }
 
 /* ---- failures ---- */
-
-static bool
-fail_nth(void *context, size_t size)
-{
-    size_t *left = context;
-
-    (void)size;
-    return (*left)-- == 0;
-}
 
 TEST(capture_whichever_host_allocation_fails_nothing_changes)
 {

@@ -3,6 +3,7 @@
  * Captures of another library's recordings: requests name them, several recordings
  * share one, and what the cache lacks comes from upstream.
  */
+#include "host_fault.h"
 #include "streams.h"
 
 #include "core/gm_capture.h"
@@ -156,15 +157,6 @@ TEST(capture_named_that_was_released_gives_nothing)
     CHECK_EQ(stats_of(t.s.pool).live_blocks, 0);
     check_pool(t.s.pool);
     close_stage(t);
-}
-
-static bool
-fail_nth(void *context, size_t size)
-{
-    size_t *left = context;
-
-    (void)size;
-    return (*left)-- == 0;
 }
 
 TEST(capture_named_whichever_host_allocation_fails)

@@ -3,6 +3,7 @@
  * The parts of captures, the private memory of one stream each: joining what is
  * dropped, counting, launches of several parts, and parts that end in any order.
  */
+#include "host_fault.h"
 #include "streams.h"
 #include "spares.h"
 
@@ -306,15 +307,6 @@ TEST(part_marks_an_announced_stream_when_its_graph_goes)
     give(g.s.sim, GM_MEM_DEVICE, ptr);
     end_stream(g.s.sim, launching);
     close_graph(g);
-}
-
-static bool
-fail_nth(void *context, size_t size)
-{
-    size_t *left = context;
-
-    (void)size;
-    return (*left)-- == 0;
 }
 
 /* A launch that could not be noted in full is told of, and nothing is broken. Each time

@@ -4,6 +4,7 @@
  * no host memory, a recording, or a thread that is recording marks just then; and whose
  * memory stays as it is.
  */
+#include "host_fault.h"
 #include "streams.h"
 
 #include "core/gm_capture.h"
@@ -69,15 +70,6 @@ TEST(stream_end_is_of_one_backend)
     CHECK_EQ(read_ledger(elsewhere.sim).errors, 0);
     gm_backend_close(elsewhere.sim);
     close_site(s);
-}
-
-static bool
-fail_nth(void *context, size_t size)
-{
-    size_t *left = context;
-
-    (void)size;
-    return (*left)-- == 0;
 }
 
 /* Its memory is not lost by that: it goes back to the device with the rest. */
