@@ -211,8 +211,7 @@ give_up(gm_pool *pool, const gm_stream_key *key)
     }
     if (count) {
         chain = cut_locked(pool);
-        pool->paging.in_flight++;
-        gm_process_flight_begin();
+        gm_pages_begin_to_unmap_locked(pool); // some may come back as they were
     }
     gm_pool_unlock(pool);
     if (!count) {
@@ -222,9 +221,7 @@ give_up(gm_pool *pool, const gm_stream_key *key)
         chain = queue(pool, chain);
     }
     gm_pool_lock(pool);
-    pool->paging.in_flight--;
-    gm_pool_unlock(pool);
-    gm_process_flight_end();
+    gm_pages_end_to_unmap(pool);
     return count;
 }
 

@@ -135,7 +135,7 @@ typedef struct gm_paging {
     size_t in_flight; // requests that map pages just now, and releases
     uint64_t peers;   // a bit a device: those that what is mapped is open to
     bool opening;     // somebody opens what is mapped to one more
-    size_t unmapping; // threads that unmap; not both
+    size_t unmapping; // threads that have mappings in hand to unmap; not both
 } gm_paging;
 
 /* ---- gm_space.c ---- */

@@ -535,7 +535,7 @@ take_owners_locked(gm_pool *pool, const gm_plan *plan)
 
 /* Locks, when all that was mapped is open to the devices that the pool's mappings are
  * open to: one may have been let in meanwhile. Where that fails the request has what it
- * wanted, and whoever let the device in is to try again. */
+ * wanted, and the device counts as not let in: the next time opens all. */
 static void
 lock_open(gm_pool *pool, gm_plan *plan)
 {
@@ -544,17 +544,21 @@ lock_open(gm_pool *pool, gm_plan *plan)
     gm_pool_lock(pool);
     while (pool->paging.peers & ~plan->peers) {
         uint64_t fresh = pool->paging.peers & ~plan->peers;
+        gm_status status = GM_OK;
 
         gm_pool_unlock(pool);
         for (size_t i = 0; i < plan->count; i++) {
             const gm_move *move = &plan->moves[i];
 
-            if (move->map && move->done) {
-                (void)gm_peers_open(b, move->place->addr, move->page->size, fresh);
+            if (move->map && move->done && status == GM_OK) {
+                status = gm_peers_open(b, move->place->addr, move->page->size, fresh);
             }
         }
         plan->peers |= fresh;
         gm_pool_lock(pool);
+        if (status != GM_OK) {
+            pool->paging.peers &= ~fresh;
+        }
     }
 }
 
