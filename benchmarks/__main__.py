@@ -77,10 +77,10 @@ BENCHMARKS = {
     "b10": Benchmark("tail latency, in C", native.tails, (25, 0), (25, 0)),
     "b13": Benchmark("host memory a block", native.host_memory, (4, 0), (4, 0)),
     "b14empty": Benchmark("cupy.empty", libraries.empty, (3, 0), (15, 0)),
-    "b14cupy": Benchmark("a CuPy program", libraries.cupy_mixed, (25, 0), (100, 0)),
-    "b14gpt2": Benchmark("training GPT-2", libraries.gpt2, (70, 0), (280, 0)),
-    "b14resnet": Benchmark("training ResNet-50", libraries.resnet50, (45, 0), (180, 0)),
-    "b14rcnn": Benchmark("training R-CNN", libraries.faster_rcnn, (90, 0), (330, 0)),
+    "b14cupy": Benchmark("a CuPy program", libraries.cupy_mixed, (20, 0), (50, 0)),
+    "b14gpt2": Benchmark("training GPT-2", libraries.gpt2, (40, 0), (130, 0)),
+    "b14resnet": Benchmark("training ResNet-50", libraries.resnet50, (35, 0), (120, 0)),
+    "b14rcnn": Benchmark("training R-CNN", libraries.faster_rcnn, (60, 0), (200, 0)),
     "callgrind": Benchmark("instructions, in C", native.instructions, (20, 0), (20, 0)),
 }
 

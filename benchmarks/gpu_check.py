@@ -320,7 +320,7 @@ PARTS: dict[str, tuple[Callable[[Run], str], float]] = {
     "build": (part_build, 150),
     "c": (part_c, 150),
     "pytest": (part_pytest, 460),
-    "replay": (part_replay, 180),
+    "replay": (part_replay, 400),
     "speed": (part_speed, 120),
 }
 

@@ -6,25 +6,28 @@ b14cupy       a mixed CuPy program
 b14gpt2, b14resnet, b14rcnn  training with PyTorch
 
 The programs (library_programs.py) run in processes of their own, since torch takes its
-allocator once; in turns, so that a machine that slows down slows all of them. Each
-draws the same numbers whoever allocates, so what it computes tells whether memory was
-sound: a row whose results differ from those with the library's own allocator says so,
-and from which step on.
+allocator once; all at the same time, and their steps by turns (turns.py), so that step
+is compared with step. Each draws the same numbers whoever allocates, so what it
+computes tells whether memory was sound: a row whose results differ from those with the
+library's own allocator says so, and from which step on.
 """
 
-import json
 import sys
 import timeit
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from importlib import import_module
 from statistics import fmean, median
 from typing import Any
 
 import gpumem
-from benchmarks import programs
 from benchmarks.plan import Plan, Row
+from benchmarks.programs import Unavailable
+from benchmarks.turns import Stepper
 
-_PATIENCE = 300  # seconds for one process
+WARM_UP = 5  # steps that are not timed
+
+_PATIENCE = 300  # seconds for all processes of a round
 _EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 _REPEATABLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "GPUMEM_BACKEND": "cuda"}
 
@@ -114,62 +117,91 @@ def _compare(plan: Plan, bench: str, library: str, program: str) -> Iterator[Row
     """Two rows for each allocator: time a step, and the most bytes held.
 
     Steps are of different sizes, the same for everybody, so a process is one sample:
-    all its steps together. Each round has a process of everybody, in another order."""
+    the mean of its steps. Each round has a process of everybody. Ratios are those of
+    the same step in the same round."""
     if library not in plan.peers:
         error = f"needs {library} and a GPU"
         yield Row(bench, program, library, "ms a step", error=error)
         return
     allocators = list(_ALLOCATORS[library])
-    samples: dict[str, list[dict[str, Any]]] = {who: [] for who in allocators}
+    steps = WARM_UP + (10 if plan.quick else 30)
+    runs: dict[str, list[Run]] = {who: [] for who in allocators}
     errors: dict[str, str] = {}
     for turn in range(1 if plan.quick else 3):
-        for who in allocators[turn:] + allocators[:turn]:
-            try:
-                samples[who].append(_sample(library, program, who, plan.quick))
-            except (programs.Unavailable, ValueError) as error:
-                errors[who] = str(error)
-    first = next((found for found in samples.values() if found), None)
-    expected: list[str] = first[0]["results"] if first else []
+        order = allocators[turn:] + allocators[:turn]
+        for who, found in _round(library, program, order, steps).items():
+            if isinstance(found, Unavailable):
+                errors[who] = str(found)
+            else:
+                runs[who].append(found)
+    expected = next((found[0] for found in runs.values() if found), [])
     for who in allocators:
         if who in errors:
             yield Row(bench, program, who, "ms a step", error=errors[who])
         else:
-            yield from _rows(bench, program, who, samples[who], expected)
+            yield from _rows(bench, program, who, runs, expected)
 
 
-def _sample(library: str, program: str, who: str, quick: bool) -> dict[str, Any]:
-    """What a process printed. Unavailable, ValueError: it did not."""
-    steps = 10 if quick else 30
-    words = [sys.executable, "-m", "benchmarks.library_programs"]
-    words += [program, who, str(steps)]
-    environment = _REPEATABLE | _ALLOCATORS[library][who]
-    done = programs.run(words, _PATIENCE, **environment)
-    if done.returncode:
-        raise programs.Unavailable(programs.last_line(done.stderr))
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+Run = list[dict[str, Any]]
+"""What a process told of each of its steps."""
+
+
+def _round(
+    library: str, program: str, order: list[str], steps: int
+) -> dict[str, Run | Unavailable]:
+    """A process of everybody, step by step in this order; or why there was none."""
+    found: dict[str, Run] = {who: [] for who in order}
+    failed: dict[str, Unavailable] = {}
+    there: dict[str, Stepper] = {}
+
+    def each(act: Callable[[str, Stepper], None]) -> None:
+        for who, process in there.items():
+            try:
+                if who not in failed:
+                    act(who, process)
+            except Unavailable as error:
+                failed[who] = error
+
+    with ExitStack() as ends:
+        for who in order:
+            words = [sys.executable, "-m", "benchmarks.library_programs", program, who]
+            environment = _REPEATABLE | _ALLOCATORS[library][who]
+            process = Stepper(words, _PATIENCE, **environment)
+            there[who] = ends.enter_context(process)
+        each(lambda _, process: process.wait_until_ready())
+        for _ in range(steps):
+            each(lambda who, process: found[who].append(process.step()))
+    return {who: failed.get(who, found[who]) for who in order}
 
 
 def _rows(
-    bench: str,
-    program: str,
-    who: str,
-    samples: list[dict[str, Any]],
-    expected: list[str],
+    bench: str, program: str, who: str, runs: dict[str, list[Run]], expected: Run
 ) -> Iterator[Row]:
-    times = [fmean(sample["ms"]) for sample in samples]
-    peaks = [sample["peak_mib"] for sample in samples]
-    notes = [difference(sample["results"], expected) for sample in samples]
-    for case, unit, figures in (
-        (f"{program}, time", "ms a step", times),
-        (f"{program}, peak", "MiB held", peaks),
+    mine = runs[who]
+    times = [fmean(step["ms"] for step in run[WARM_UP:]) for run in mine]
+    peaks = [run[-1]["peak_mib"] for run in mine]
+    notes = [difference(_results(run), _results(expected)) for run in mine]
+    ratios = [
+        step["ms"] / other["ms"]
+        for run, others in zip(mine, runs["gpumem"], strict=False)
+        for step, other in zip(run[WARM_UP:], others[WARM_UP:], strict=True)
+    ]
+    note = max(notes, key=len)  # one that says more than "same results"
+    for case, unit, figures, ratio in (
+        (f"{program}, time", "ms a step", times, median(ratios) if ratios else None),
+        (f"{program}, peak", "MiB held", peaks, None),
     ):
         yield Row(
             *(bench, case, who, unit),
             *(median(figures), min(figures), max(figures), len(figures)),
-            note=max(notes, key=len),  # one that says more than "same results"
-            extra={"runs": samples},
+            over_gpumem=ratio,
+            note=note,
+            extra={"runs": mine} if ratio else {},
         )
+
+
+def _results(run: Run) -> list[str]:
+    return [step["result"] for step in run]
 
 
 def difference(results: list[str], expected: list[str]) -> str:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Programs of other libraries, as people run them, over an allocator.
 
-    python3 -m benchmarks.library_programs PROGRAM ALLOCATOR STEPS
+    python3 -m benchmarks.library_programs PROGRAM ALLOCATOR
 
-runs one in this process, which is for nothing else, and prints as JSON how long each
-step took after a few to warm up, how many bytes the allocator held at the most, and
-what each step computed, to the last bit. Weights and data are drawn by a seed; nothing
-is downloaded.
+runs one in this process, which is for nothing else, a step for each line of input
+(turns.py). Told of each step, as JSON: how long it took, what it computed, to the last
+bit, and how many MiB the allocator has held at the most until then. Weights and data
+are drawn by a seed; nothing is downloaded.
 """
 
 import json
@@ -20,7 +20,6 @@ from typing import Any
 import gpumem
 
 MIB = 1 << 20
-WARM_UP = 5
 
 Step = Callable[[], float]
 """One step of a program: its result, once the device has done it."""
@@ -180,17 +179,18 @@ def _use(library: str, allocator: str) -> Callable[[], int]:
     return tells
 
 
-def run(program: str, allocator: str, steps: int) -> dict[str, Any]:
-    """What is printed."""
+def run(program: str, allocator: str) -> None:
+    """Takes steps until the input ends."""
     peak = _use("cupy" if program == "cupy_mixed" else "torch", allocator)
     step = PROGRAMS[program]()
-    times, results = [], []
-    for _ in range(WARM_UP + steps):
+    print("ready", flush=True)
+    for _ in sys.stdin:
         start = time.perf_counter()
-        results.append(step().hex())
-        times.append((time.perf_counter() - start) * 1e3)
-    return {"ms": times[WARM_UP:], "peak_mib": peak() / MIB, "results": results}
+        result = step().hex()
+        spent = (time.perf_counter() - start) * 1e3
+        told = {"ms": spent, "result": result, "peak_mib": peak() / MIB}
+        print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
+    run(sys.argv[1], sys.argv[2])

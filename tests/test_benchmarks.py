@@ -11,6 +11,7 @@ import sys
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -41,7 +42,9 @@ from benchmarks import (  # noqa: E402
     sequences,
     table,
     timing,
+    turns,
 )
+from benchmarks.programs import Unavailable  # noqa: E402
 
 PACE = timing.Pace(rounds=3, sample_ns=0, budget_ns=0)
 PLAN = plan.Plan(quick=True, pace=PACE, seed=1, peers={})
@@ -353,19 +356,41 @@ def test_programs_that_computed_something_else_are_told():
     assert told == "results differ from step 1 on, by 2.5e-01 at the most"
 
 
-def test_each_allocator_is_a_process_with_its_environment(monkeypatch):
-    ran = []
+class Stub:
+    """In place of a process: the n-th takes n milliseconds more with each step."""
 
-    def run(words, timeout, **environment):
-        program, who, steps = words[-3:]
-        ran.append((program, who, "PYTORCH_CUDA_ALLOC_CONF" in environment))
-        if who == "gpumem, expandable":
-            return subprocess.CompletedProcess(words, 1, "", "one\nno room\n")
-        results = [(2.0 if who == "gpumem" else 1.0).hex()]
-        found = {"ms": [3, 1, 2 + len(ran)], "peak_mib": 7.5, "results": results}
-        return subprocess.CompletedProcess(words, 0, json.dumps(found), "")
+    started: ClassVar[list[tuple[str, str, bool]]] = []
+    asked: ClassVar[list[str]] = []
 
-    monkeypatch.setattr(libraries.programs, "run", run)
+    def __init__(self, words, seconds, **environment):
+        program, self.who = words[-2:]
+        expandable = "PYTORCH_CUDA_ALLOC_CONF" in environment
+        self.started.append((program, self.who, expandable))
+        self.number, self.steps = len(self.started), 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.steps = None
+
+    def wait_until_ready(self):
+        if self.who == "gpumem, expandable":
+            raise Unavailable("no room")
+
+    def step(self):
+        self.asked.append(self.who)
+        self.steps += 1  # of one that was ended: an error
+        result = 2.0 if self.who == "gpumem" and self.steps == 7 else 1.0
+        peak = 7.5 * self.steps
+        spent = float(self.number * max(self.steps - libraries.WARM_UP, 0))
+        return {"ms": spent, "peak_mib": peak, "result": result.hex()}
+
+
+def test_programs_take_steps_by_turns(monkeypatch):
+    monkeypatch.setattr(libraries, "Stepper", Stub)
+    monkeypatch.setattr(Stub, "started", [])
+    monkeypatch.setattr(Stub, "asked", [])
     rows = list(libraries.gpt2(replace(PLAN, peers={"torch": None}, quick=False)))
     turn = [
         ("gpt2", "torch", False),
@@ -373,19 +398,48 @@ def test_each_allocator_is_a_process_with_its_environment(monkeypatch):
         ("gpt2", "gpumem", False),
         ("gpt2", "gpumem, expandable", False),
     ]
-    assert ran == turn + turn[1:] + turn[:1] + turn[2:] + turn[:2]
+    assert Stub.started == turn + turn[1:] + turn[:1] + turn[2:] + turn[:2]
+    whole = ["torch", "torch, expandable", "gpumem"]
+    assert Stub.asked[:35] == (whole * 12)[:35]
+    assert len(Stub.asked) == 3 * 3 * 35
     time, peak = rows[:2]
     assert (time.case, time.who, time.note) == ("gpt2, time", "torch", "same results")
-    # The first, the eighth and the eleventh that ran: all steps of each together.
-    assert (time.low, time.median, time.high, time.samples) == (
-        7 / 3,
-        14 / 3,
-        17 / 3,
-        3,
-    )
-    assert (peak.case, peak.unit, peak.median) == ("gpt2, peak", "MiB held", 7.5)
-    assert rows[4].note.startswith("results differ from step 0 on, by 1.0e+00")
+    # The first, the eighth and the eleventh process; 1 to 30 times their number.
+    assert (time.low, time.median, time.high) == (15.5, 8 * 15.5, 11 * 15.5)
+    assert time.samples == 3
+    # gpumem was the third, the sixth and the ninth: the same step, the same round.
+    assert time.over_gpumem == pytest.approx(11 / 9)
+    assert (peak.case, peak.unit, peak.median) == ("gpt2, peak", "MiB held", 7.5 * 35)
+    assert rows[4].note.startswith("results differ from step 6 on, by 1.0e+00")
     assert (rows[6].who, rows[6].error) == ("gpumem, expandable", "no room")
+
+
+PROGRAM = """
+import json, sys
+print("ready", flush=True)
+for number, line in enumerate(sys.stdin):
+    if number == 2:
+        sys.exit("out of steps")
+    print(json.dumps({"number": number, "line": line}), flush=True)
+"""
+
+
+def test_a_stepper_does_a_step_when_told():
+    with turns.Stepper([sys.executable, "-c", PROGRAM], 60) as process:
+        process.wait_until_ready()
+        assert process.step() == {"number": 0, "line": "step\n"}
+        assert process.step() == {"number": 1, "line": "step\n"}
+        for _ in range(2):  # the second finds a pipe that nobody reads
+            with pytest.raises(Unavailable, match="out of steps"):
+                process.step()
+
+
+def test_a_stepper_that_hangs_is_ended():
+    with turns.Stepper([sys.executable, "-c", "input()"], 0.2) as process:
+        with pytest.raises(Unavailable, match="exit code -9"):
+            process.wait_until_ready()
+    with pytest.raises(Unavailable, match="no/such/program"):
+        turns.Stepper(["no/such/program"], 1)
 
 
 def test_without_a_gpu_there_are_no_peers():
