@@ -4,9 +4,10 @@
     python3 -m benchmarks.library_programs PROGRAM ALLOCATOR
 
 runs one in this process, which is for nothing else, a step for each line of input
-(turns.py). Told of each step, as JSON: how long it took, what it computed, to the last
-bit, and how many MiB the allocator has held at the most until then. Weights and data
-are drawn by a seed; nothing is downloaded.
+(turns.py). Told of each step, as JSON: how long it took and what it computed, to the
+last bit; how many MiB the allocator has held at the most until then; of gpumem's pools
+also how many pages have moved, and how long its calls of the driver took. Weights and
+data are drawn by a seed; nothing is downloaded.
 """
 
 import json
@@ -70,10 +71,10 @@ def cupy_mixed() -> Step:
 # ---- PyTorch ----
 
 
-def _torch() -> Any:
+def _torch(repeatable: bool = True) -> Any:
     torch = import_module("torch")
     torch.manual_seed(7)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(repeatable, warn_only=True)
     torch.backends.cudnn.benchmark = False
     return torch
 
@@ -130,8 +131,9 @@ def resnet50() -> Step:
 
 def faster_rcnn() -> Step:
     """Training Faster R-CNN on images of different sizes. The gradient of its region
-    pooling is summed in no fixed order, so losses differ from run to run."""
-    torch = _torch()
+    pooling is summed in no fixed order, so losses differ from run to run; where torch
+    is to be deterministic torchvision has another pooling, which takes minutes."""
+    torch = _torch(repeatable=False)
     detection = import_module("torchvision.models.detection")
     model = detection.fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None)
     model = model.cuda().train()
@@ -165,31 +167,40 @@ PROGRAMS = {
 # ---- running one ----
 
 
-def _use(library: str, allocator: str) -> Callable[[], int]:
-    """Sets the allocator; what tells the most bytes that it held."""
+def _use(library: str, allocator: str) -> Callable[[], dict[str, float]]:
+    """Sets the allocator; what tells the most bytes that it held, and what moving pages
+    has cost gpumem's pool."""
     if allocator.startswith("gpumem"):
         pool = gpumem.MemoryPool(expandable_segments="expandable" in allocator)
         import_module(f"gpumem.interop.{library}").enable(pool)
-        return lambda: int(pool.stats()["peak_total_bytes"])
-    tells: Callable[[], int] = (
+
+        def tell() -> dict[str, float]:
+            stats = pool.stats()
+            return {
+                "peak_mib": stats["peak_total_bytes"] / MIB,
+                "moved": stats["remapped_pages"],
+                "driver_ms": round(stats["driver_ns"] / 1e6, 3),
+            }
+
+        return tell
+    held: Callable[[], int] = (
         import_module("cupy").get_default_memory_pool().total_bytes  # never trimmed
         if library == "cupy"
         else import_module("torch").cuda.max_memory_reserved
     )
-    return tells
+    return lambda: {"peak_mib": held() / MIB}
 
 
 def run(program: str, allocator: str) -> None:
     """Takes steps until the input ends."""
-    peak = _use("cupy" if program == "cupy_mixed" else "torch", allocator)
+    tell = _use("cupy" if program == "cupy_mixed" else "torch", allocator)
     step = PROGRAMS[program]()
     print("ready", flush=True)
     for _ in sys.stdin:
         start = time.perf_counter()
         result = step().hex()
         spent = (time.perf_counter() - start) * 1e3
-        told = {"ms": spent, "result": result, "peak_mib": peak() / MIB}
-        print(json.dumps(told), flush=True)
+        print(json.dumps({"ms": spent, "result": result} | tell()), flush=True)
 
 
 if __name__ == "__main__":
