@@ -120,8 +120,8 @@ def resnet50() -> Step:
     def batches() -> Iterator[Any]:
         while True:
             side = 32 * sides.randrange(5, 10)
-            images = torch.randn(64, 3, side, side).cuda()
-            yield images, torch.randint(0, 1000, (64,)).cuda()
+            images = torch.randn(128, 3, side, side).cuda()
+            yield images, torch.randint(0, 1000, (128,)).cuda()
 
     def loss_of(batch: Any) -> Any:
         return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])

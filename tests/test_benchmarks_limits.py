@@ -207,10 +207,10 @@ def test_lines_about_limits():
         *(row("b6", "a, held", ours, 1.02), row("b6", "a", ours, 50.0)),
     ]
     assert told("smallest limit", rows) == "1.010 to 1.030, 1.020 mean"
-    assert told("the same below PyTorch's", rows) == (
+    assert told("the same, no more than with PyTorch's", rows) == (
         "1 of 2; 1.010 times as much at most"
     )
-    assert told("the same below CuPy's", rows) is None
+    assert told("the same, no more than with CuPy's", rows) is None
     assert told("held at the most", rows) == "1.020 to 1.020, 1.020 mean"
 
 
@@ -227,6 +227,31 @@ def test_lines_about_speed_under_a_limit_and_giving_back():
     assert told("recorded traces, warm, at a limit of 1.05", rows) == "6.00x"
     assert told("the same at 1.03", rows) is None
     assert told("giving back", rows) == "1.25 ms; 58 ms with plain segments"
+
+
+def test_line_about_the_first_pass():
+    rows = [
+        row("b6", "a, first pass", "gpumem, expandable", 90.0, over_object=20.0),
+        row("b6", "a, first pass", "cupy", 80.0, over_object=25.0),
+        row("b6", "b, first pass", "gpumem, expandable", 50.0, over_object=10.0),
+        row("b6", "b, first pass", "cupy", 40.0, over_object=8.0),
+        row("b6", "b, first pass", "torch", 4.0, over_object=1.0),
+        row("b6", "b", "cupy", 400.0, over_object=80.0),
+    ]
+    assert told("recorded traces, first pass", rows) == "0.80 to 1.25x"
+
+
+def test_lines_about_programs():
+    def rows_of(who, peak, spent):
+        return [
+            row("b14gpt2", "gpt2, time", who, 77.0, over_gpumem=spent),
+            row("b14gpt2", "gpt2, peak", who, peak),
+        ]
+
+    theirs = rows_of("torch", 300.0, 1.0) + rows_of("torch, expandable", 200.0, 1.25)
+    ours = rows_of("gpumem", 100.0, 0.5) + rows_of("gpumem, expandable", 190.0, 1.05)
+    assert told("training GPT-2", theirs + ours) == "0.950x, 1.050x"
+    assert told("training GPT-2", ours) is None
 
 
 def test_small_ratios_are_told_to_the_thousandth():
