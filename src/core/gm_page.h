@@ -22,8 +22,8 @@
  *
  * Sizes. A call costs the same whatever the size of its page, so pages are as large as
  * what was missing, but a small share of what the pool holds, since a page is pinned by
- * the smallest live block in it: gm_remap.c says how small, and why. They are powers of
- * two in grains, so that the pages of one hole fill another.
+ * the smallest live block in it: gm_remap_plan.c says how small, and why. They are
+ * powers of two in grains, so that the pages of one hole fill another.
  *
  * Giving back. A page in free memory goes back to the device when all its places are
  * unmapped, which acts in host time: so not before an event that is recorded on its
@@ -31,9 +31,9 @@
  * and its block is MOVING.
  *
  * Files: gm_space.c blocks and holes; gm_page.c pages, places and which of them lie in
- * free memory; gm_window.c where a request goes; gm_remap.c which pages come there, and
- * the calls for it; gm_peer.c which other devices reach them; gm_echo.c the end of
- * old places; gm_release.c giving back.
+ * free memory; gm_window.c where a request goes; gm_fill.c which pages come there; the
+ * gm_remap files what is planned and the calls for it; gm_peer.c which other devices
+ * reach them; gm_echo.c the end of old places; gm_release.c giving back.
  *
  * Cost: a request that is served from free memory knows nothing of all this. One that
  * is not looks at all free blocks of a grain and more, and at all holes of its stream.

@@ -4,7 +4,7 @@
  *
  * A pool has a bit for each device that its mappings are open to. One that is enabled
  * later gets its bit first, so that whoever maps something from then on opens that too,
- * or notices before the page is used (gm_remap.c); then what is there is opened,
+ * or notices before the page is used (gm_remap_calls.c); then what is there is opened,
  * mapping by mapping without the lock. Nothing is unmapped meanwhile: an address could
  * be somebody else's by then.
  *

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * How a request is served by pages: whether to remap or to make new ones, which, and of
+ * what size. Nothing here calls a device.
+ *
+ * In this order, the first that serves the request:
+ *
+ *  1. pages return to where they are still mapped, in the stream's own spaces: no call;
+ *  2. new pages, while the pool holds hardly more than was ever in use at once: memory
+ *     that the program needs anyhow, and a small reserve that keeps it from remapping
+ *     each time around. For the rest pages in free memory of the stream, mapped where
+ *     they are needed;
+ *  3. the same with those of other streams;
+ *  4. all of these, and new pages for the rest, as far as the limit lets them.
+ *
+ * So the pool grows beyond the reserve only when all that is free and could move has
+ * moved; and it has grown by the reserve before much moves. Where that came only after
+ * moving, training GPT-2 moved pages in each step, for good.
+ *
+ * Sizes. The calls for a page cost the same whatever its size; but the smallest block
+ * in one keeps it, and what is lost at the ends of the memory in use is about half a
+ * page each. So a page is a small share of what is held, of all that is left at most a
+ * smaller one, and larger where the block is: one of 16 MiB is one page. Who sets a
+ * limit is short of memory, and gets no such large ones. Over the eight traces in
+ * benchmarks/traces this makes 0.61 of the calls at first that pages of 1/256 of what
+ * is held take, and still most of them run within 1.011 times what they have in use.
+ *
+ * What could be had is known before anything is made: new pages are planned only as far
+ * as the device says that it has memory, and addresses are wanted only for a request
+ * that could then be served.
+ *
+ * Cost: 200 to 500 ns a look. Threading: caller holds the pool's lock.
+ */
+#include "gm_remap.h"
+
+enum {
+    RESERVE = 64, // the share of what was in use at once that may be held beyond
+
+    // What a page is at most:
+    SHARE = 384,      // this share of what the pool holds
+    SHARE_LEFT = 512, // but of what limit and device leave this one, the last ones fine
+    WHOLE = 8,        // or grains, as far as the request goes, if there is no limit
+    WHOLE_LITTLE = 4, // the same in a pool that holds little:
+    SHARE_WHOLE = 128 // less than this many of the larger ones
+};
+
+/* What the limit leaves, in whole grains. */
+static size_t
+allowed_locked(const gm_pool *pool)
+{
+    const gm_stats *stats = &pool->stats;
+    size_t held =
+        stats->total_bytes + pool->paging.withheld + pool->reserving + pool->releasing;
+    size_t limit = stats->limit_bytes ? stats->limit_bytes : GM_SIZE_MAX;
+    size_t left = limit > held ? limit - held : 0;
+
+    return left - left % pool->paging.grain;
+}
+
+/* Bytes that may be made without looking for others first. */
+static size_t
+reserve_locked(gm_pool *pool, size_t rounded)
+{
+    const gm_stats *stats = &pool->stats;
+    size_t held = stats->total_bytes + pool->paging.withheld + pool->reserving;
+    size_t used = stats->used_bytes + rounded;
+    size_t high = used > stats->peak_used_bytes ? used : stats->peak_used_bytes;
+    size_t most;
+
+    gm_stats_raise(&pool->paging.high, high);
+    most = pool->paging.high + pool->paging.high / RESERVE;
+    return most > held ? most - held : 0;
+}
+
+/* Bytes of the largest page to be made for a request where so much is left. */
+static size_t
+largest_page_locked(const gm_pool *pool, size_t rounded, size_t left)
+{
+    size_t grain = pool->paging.grain;
+    size_t held = pool->stats.total_bytes + rounded;
+    size_t most = held / SHARE;
+    size_t size = grain << (GM_PAGE_CLASSES - 1);
+
+    if (!pool->stats.limit_bytes) {
+        size_t whole = held / SHARE_WHOLE < WHOLE * grain ? WHOLE_LITTLE : WHOLE;
+
+        whole = rounded < whole * grain ? rounded : whole * grain;
+        most = most > whole ? most : whole;
+    }
+    most = most < left / SHARE_LEFT ? most : left / SHARE_LEFT;
+    while (size > most && size > grain) {
+        size /= 2;
+    }
+    return size;
+}
+
+/* Adds what other streams have; what nobody owns can always be had. */
+static void
+look_at_others_locked(const gm_attempt *a, gm_look *look, const gm_arena *own)
+{
+    gm_pool *pool = a->pool;
+
+    for (size_t i = 0; i < pool->arenas.bucket_count; i++) {
+        for (gm_arena *at = pool->arenas.buckets[i]; at; at = at->chain) {
+            bool anybodys = at == pool->arenas.commons;
+
+            if (at != own && (anybodys || (at->known && !a->own))) {
+                gm_look_add_locked(pool, look, at);
+            }
+        }
+    }
+}
+
+/* A plan by the cheapest window, or where no pages fit there, at the open end of the
+ * stream's last space. */
+static gm_status
+plan_by_locked(gm_attempt *a,
+               const gm_arena *arena,
+               const gm_look *look,
+               const gm_window_costs *costs,
+               const gm_sources *sources)
+{
+    gm_pool *pool = a->pool;
+    gm_window window;
+    gm_status status;
+
+    gm_window_find_locked(pool, arena, a->rounded, look, costs, &window);
+    if (!window.segment) {
+        return GM_MISS;
+    }
+    status = gm_fill_locked(pool, &window, a->rounded, look, sources, &a->plan);
+    if (status != GM_MISS || !costs->grain) {
+        return status;
+    }
+    for (gm_segment *s = pool->last; s; s = s->prev) {
+        if (s->space && s->arena == arena) {
+            gm_window_at_end_locked(pool, s, &window);
+            if (s->piece.base + s->size - window.addr <=
+                a->rounded + pool->paging.grain) {
+                return GM_MISS;
+            }
+            return gm_fill_locked(pool, &window, a->rounded, look, sources, &a->plan);
+        }
+    }
+    return GM_MISS;
+}
+
+static gm_status
+wants(gm_attempt *a, gm_want what)
+{
+    a->want = what;
+    return GM_NOT_READY;
+}
+
+/* The same with the pages of the look and with new ones: no more than `most` bytes,
+ * than the limit leaves and than the device has, which is asked first where that makes
+ * a difference; `ahead` of these before any page moves. */
+static gm_status
+plan_pages_locked(gm_attempt *a,
+                  const gm_arena *arena,
+                  const gm_look *look,
+                  size_t ahead,
+                  size_t most)
+{
+    static const gm_window_costs both = {.grain = 4, .echo = 1};
+    size_t left = allowed_locked(a->pool);
+    gm_sources sources;
+
+    if (!a->asked && most >= a->pool->paging.grain && left >= a->pool->paging.grain) {
+        return wants(a, GM_WANT_ROOM);
+    }
+    left = left < a->room ? left : a->room;
+    sources.budget = most < left ? most : left;
+    sources.ahead = ahead < left ? ahead : left;
+    sources.most = largest_page_locked(a->pool, a->rounded, left);
+    return plan_by_locked(a, arena, look, &both, &sources);
+}
+
+/* Why no plan could be made, with all pages that could be had in the look:
+ * GM_ERR_LIMIT, GM_ERR_OUT_OF_MEMORY or, where they and new ones are enough,
+ * GM_NOT_READY for addresses that nothing lies between. */
+static gm_status
+tell_why_locked(gm_attempt *a, const gm_look *look)
+{
+    size_t grain = a->pool->paging.grain;
+    size_t need = (a->rounded + grain - 1) / grain * grain;
+    size_t lacking = need > look->bytes ? need - look->bytes : 0;
+
+    if (lacking > allowed_locked(a->pool)) {
+        return GM_ERR_LIMIT;
+    }
+    if (!a->asked && lacking) {
+        return wants(a, GM_WANT_ROOM);
+    }
+    return lacking > a->room || a->made ? GM_ERR_OUT_OF_MEMORY
+                                        : wants(a, GM_WANT_SPACE);
+}
+
+gm_status
+gm_attempt_plan_locked(gm_attempt *a, gm_arena *arena)
+{
+    static const gm_window_costs echoes = {.echo = 1};
+    gm_pool *pool = a->pool;
+    const gm_sources none = {.most = pool->paging.grain};
+    gm_look look;
+    gm_status status = GM_MISS;
+    size_t reserve;
+
+    if (!pool->paging.grain) {
+        return wants(a, GM_WANT_GRAIN);
+    }
+    reserve = reserve_locked(pool, a->rounded);
+    gm_look_begin_locked(pool, &look);
+    if (arena) {
+        gm_look_add_locked(pool, &look, arena);
+        status = plan_by_locked(a, arena, &look, &echoes, &none);
+        if (status == GM_MISS) {
+            status = plan_pages_locked(a, arena, &look, reserve, reserve);
+        }
+    }
+    if (status == GM_MISS) {
+        look_at_others_locked(a, &look, arena);
+        status = arena ? plan_pages_locked(a, arena, &look, reserve, reserve) : GM_MISS;
+    }
+    if (status == GM_MISS && arena) {
+        status = plan_pages_locked(a, arena, &look, reserve, GM_SIZE_MAX);
+    }
+    return status == GM_MISS ? tell_why_locked(a, &look) : status;
+}
