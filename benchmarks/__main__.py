@@ -20,6 +20,7 @@ from typing import Any
 
 import gpumem
 from benchmarks import (
+    comb,
     giving,
     hot,
     in_flight,
@@ -68,6 +69,7 @@ BENCHMARKS = {
     "b4": Benchmark("recorded traces", replays.traces, (15, 12), (20, 14)),
     "b5": Benchmark("the smallest limit", within.smallest, (60, 50), (60, 50)),
     "b6": Benchmark("held, and speed under limits", within.limits, (40, 40), (80, 80)),
+    "b6comb": Benchmark("half of the device, in pieces", comb.comb, (5, 10), (15, 25)),
     "b6flight": Benchmark(
         "pages that move under work", in_flight.in_flight, (60, 0), (60, 0)
     ),

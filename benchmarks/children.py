@@ -53,18 +53,18 @@ def kinds() -> dict[str, Kind]:
     }
 
 
-def rows_of_all(plan: Plan, bench: str) -> Iterator[Row]:
+def rows_of_all(plan: Plan, bench: str, **environment: str) -> Iterator[Row]:
     """The rows of gpumem's kinds and of the peers that are there, one after the
-    other; of who has none, one with the error."""
+    other, all with `environment`; of who has none, one with the error."""
     names = plan.trace_names()
     for name, kind in kinds().items():
         if kind.peer and kind.peer not in plan.peers:
             continue
         quick = "quick" if plan.quick else "full"
         words = [sys.executable, "-m", "benchmarks.children", bench, name, quick]
-        environment = {**kind.environment, "PYTHONPATH": _path()}
+        variables = {**environment, **kind.environment, "PYTHONPATH": _path()}
         try:
-            done = programs.run([*words, *names], timeout=_PATIENCE, **environment)
+            done = programs.run([*words, *names], timeout=_PATIENCE, **variables)
             if done.returncode:
                 raise programs.Unavailable(programs.last_line(done.stderr))
             yield from (Row(**row) for row in json.loads(done.stdout))
@@ -78,11 +78,12 @@ def _path() -> str:
 
 
 def main() -> int:
-    from benchmarks import giving, within
+    from benchmarks import comb, giving, within
 
     measures: dict[str, Measure] = {
         "b5": within.smallest_of,
         "b6": within.limits_of,
+        "b6comb": comb.comb_of,
         "b9": giving.giving_of,
     }
     bench, name, quick, *traces = sys.argv[1:]

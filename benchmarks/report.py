@@ -21,6 +21,7 @@ _SHOWN = {
     "driver_ms": "{} ms in the driver",
     "limit_bytes": "{:,} bytes",
     "failures": "larger ones in vain: {}",
+    "could_be_had": "{:,} could be had",
     "given_at_once": "{:,} bytes at once",
     "given_later": "{:,} once it is done",
     "p99": "p99 {:.0f}",

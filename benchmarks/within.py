@@ -38,7 +38,7 @@ class Short(RuntimeError):
     """The allocator ran out of memory."""
 
 
-def _is_short(error: Exception) -> bool:
+def is_short(error: Exception) -> bool:
     """gpumem's, CuPy's and PyTorch's exceptions for it have the same name."""
     return type(error).__name__ == "OutOfMemoryError"
 
@@ -57,7 +57,7 @@ def one_pass(contender: Contender, sequence: Sequence, passes: int = 1) -> list[
                 live[:] = [None] * sequence.places
                 found.append(case.timed(1) / sequence.events)
     except Exception as error:
-        if not _is_short(error):
+        if not is_short(error):
             raise
         if contender.give:
             for place in _held(sequence, live):

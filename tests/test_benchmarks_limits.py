@@ -23,6 +23,7 @@ from benchmarks import (  # noqa: E402 - of this tree, through the line above
 )
 from benchmarks import (  # noqa: E402
     children,
+    comb,
     contenders,
     plan,
     plots,
@@ -189,6 +190,92 @@ def test_a_trace_that_is_not_there_is_named():
     )
     assert done.returncode == 2
     assert "no trace 'gpt5'; there are cupy_mixed" in done.stderr
+
+
+# ---- b6comb ----
+
+
+def test_marks_are_at_both_ends_and_around_each_border():
+    border = 2 * MIB
+    assert list(comb.places(border, border)) == [0, border - 8]
+    assert list(comb.places(3 * MIB, 4 * MIB)) == [
+        *(0, MIB - 8, MIB, 3 * MIB - 8, 3 * MIB, 4 * MIB - 8),
+    ]
+    marks = {comb.mark(number, offset) for number in (0, 1) for offset in (0, 8)}
+    assert len(marks) == 4 and all(len(mark) == 8 for mark in marks)
+
+
+def test_a_comb_in_the_simulated_device():
+    """Of 512 pages 5 are left alone and 507 make the blocks, of which 254 stay; a
+    device in which ranges lie in one piece has only the gaps for a plain pool."""
+    made = plan.Plan(True, timing.Pace(1, 0, 0), 1, {})
+    rows = children.rows_of_all(
+        made, "b6comb", GPUMEM_BACKEND="sim", GPUMEM_SIM_MEMORY="1GiB"
+    )
+    found = {(row.who, row.case[:3]): row for row in rows}
+    paged = found["gpumem, expandable", "48%"]
+    assert (paged.error, paged.note, paged.samples) == ("", "contents intact", 1)
+    assert found["gpumem", "48%"].error == plan.DOES_NOT_COMPLETE
+    assert found["gpumem, expandable", "52%"].extra == {"could_be_had": 258 * PAGE}
+    assert found["gpumem", "52%"].extra == {"could_be_had": 8 * PAGE}
+    for who in ("gpumem", "gpumem, expandable"):
+        row = found[who, "52%"]
+        assert row.note.startswith("Out of memory: 551,550,976 bytes")
+        assert f"{row.extra['could_be_had']:,}" in row.note
+
+
+class Slices:
+    """Memory that is handed out where `offsets` say, whatever lies there, unless it is
+    for `refused` bytes."""
+
+    def __init__(self, offsets, refused=0):
+        self.memory = gpumem.malloc(98 * PAGE)
+        self.offsets = list(offsets)
+        self.refused = refused
+
+    def take(self, size):
+        if size == self.refused:
+            raise gpumem.OutOfMemoryError(size, 0)
+        return self.memory.ptr + self.offsets.pop(0)
+
+    def comb(self):
+        names = {"take": self.take, "drop": lambda block: None}
+        return comb.Comb(
+            contenders.Contender("bad", "take(size)", "drop({block})", names, int),
+            comb.BLOCKS,
+        )
+
+
+TEETH = range(0, comb.BLOCKS * PAGE, PAGE)
+
+
+def test_a_large_block_over_another_one_is_found_out():
+    told = row("b6comb", "", "bad", None)
+    assert comb.fitting(Slices([*TEETH, 33 * PAGE]).comb(), told) > 0
+    assert told.note.startswith("WRONG: block 33 has ")
+    assert command.is_wrong(told)
+
+
+def test_what_cannot_be_served_must_be_refused():
+    told = row("b6comb", "", "bad", None)
+    assert comb.exceeding(Slices(TEETH, 33 * PAGE).comb(), told) > 0
+    assert told.note.startswith("Out of memory: 69,206,016 bytes")
+    assert not command.is_wrong(told)
+    assert comb.exceeding(Slices([*TEETH, 64 * PAGE]).comb(), told) is None
+    assert command.is_wrong(told)
+
+
+def test_what_could_be_had_is_asked_for(monkeypatch):
+    told = row("b6comb", "", "bad", None)
+    refused = 33 * PAGE
+    monkeypatch.setattr(comb, "is_short", lambda error: True)
+
+    class Lie(Exception):
+        largest_available_block = refused
+
+    monkeypatch.setattr(gpumem, "OutOfMemoryError", lambda size, total: Lie("none"))
+    comb.exceeding(Slices(TEETH, refused).comb(), told)
+    assert told.note == f"WRONG: {refused:,} bytes could be had, it said; none"
 
 
 # ---- what is made of the rows ----

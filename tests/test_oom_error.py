@@ -91,7 +91,7 @@ def test_all_numbers_of_a_limit(pool):
     assert text.startswith(
         "Out of memory: 4,194,303 bytes could not be allocated "
         "(5,242,880 bytes allocated so far, limit 8,388,608 bytes). "
-        "Cause: limit: 1,048,576 bytes more than it leaves. "
+        "Cause: limit: 1,048,576 bytes more than it leaves, 3,145,728 could be had. "
         "Pool: 5,242,880 bytes used, 0 cached, largest cached block 0. "
         f"Device 0: {free:,} of {total:,} bytes free, "
     )
@@ -156,7 +156,7 @@ print(error)
 """
     first, text = on_a_small_device(script, code)
     assert first == "full 2 0"
-    assert "Cause: full: 2,097,152 bytes are missing." in text
+    assert "Cause: full: 2,097,152 bytes are missing, 4,194,304 could be had." in text
     assert text.endswith("set_out_of_memory_callback() is given.")
 
 

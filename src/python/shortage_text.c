@@ -61,7 +61,7 @@ group(size_t number)
     return g;
 }
 
-/* What could not be had: the original's sentence. */
+/* What was asked for: the original's sentence. */
 static void
 say_what(gmpy_shortage_text *t, const gm_shortage *s)
 {
@@ -84,20 +84,26 @@ free_in_total(const gm_shortage *s)
     return (s->device_free == GM_UNKNOWN ? 0 : s->device_free) + s->cached_bytes;
 }
 
+/* By how much the request was too large, in `words`, and what it could have been. */
+static void
+say_missing(gmpy_shortage_text *t, const gm_shortage *s, const char *words)
+{
+    if (s->missing_bytes != GM_UNKNOWN && s->largest_available_block != GM_UNKNOWN) {
+        say(t, ": %s bytes %s, %s could be had", group(s->missing_bytes).text, words,
+            group(s->largest_available_block).text);
+    }
+}
+
 static void
 say_cause(gmpy_shortage_text *t, const gm_shortage *s)
 {
     say(t, " Cause: %s", gmpy_cause_words[s->cause]);
     switch (s->cause) {
     case GM_CAUSE_LIMIT:
-        if (s->missing_bytes != GM_UNKNOWN) {
-            say(t, ": %s bytes more than it leaves", group(s->missing_bytes).text);
-        }
+        say_missing(t, s, "more than it leaves");
         break;
     case GM_CAUSE_FULL:
-        if (s->missing_bytes != GM_UNKNOWN) {
-            say(t, ": %s bytes are missing", group(s->missing_bytes).text);
-        }
+        say_missing(t, s, "are missing");
         break;
     case GM_CAUSE_FRAGMENTED:
         say(t, ": %s bytes free in total", group(free_in_total(s)).text);
