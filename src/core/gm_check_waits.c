@@ -4,8 +4,8 @@
  * captures. gm_check.c calls it, with the segments found to be sound.
  *
  * What another thread has in its hands without the lock is left out: the marks that it
- * has recorded and nobody holds yet. Cost: the square of the uses that wait, and blocks
- * times parts. Threading: caller holds the pool's lock.
+ * has recorded and nobody holds yet, and those that it waits for. Cost: the square of
+ * the uses that wait, and blocks times parts. Threading: caller holds the pool's lock.
  */
 #include "gm_pool_private.h"
 
@@ -43,7 +43,8 @@ is_in_lane_of(const gm_use *use, bool in_lane, const void *note)
     return in_lane && use->note == note;
 }
 
-/* The uses, and pages on their way back to the device, that hold the mark. */
+/* The uses that hold the mark, pages on their way back to the device, and places that
+ * were given up. */
 static size_t
 holders_of(const gm_pool *pool, const gm_mark *mark)
 {
@@ -52,6 +53,9 @@ holders_of(const gm_pool *pool, const gm_mark *mark)
     for (const gm_page *page = pool->paging.leaving; page; page = page->behind) {
         holders += page->mark == mark;
     }
+    for (const gm_place *p = pool->paging.ending; p; p = p->older) {
+        holders += p->mark == mark;
+    }
     return holders;
 }
 
@@ -59,9 +63,10 @@ static const char *
 check_use(const gm_pool *pool, const gm_use *use)
 {
     size_t holders = use->mark ? holders_of(pool, use->mark) : 0;
+    bool others = pool->paging.in_flight || pool->waiting;
 
-    if (use->mark && (use->mark->refs < holders ||
-                      (use->mark->refs > holders && !pool->paging.in_flight))) {
+    if (use->mark &&
+        (use->mark->refs < holders || (use->mark->refs > holders && !others))) {
         return "a mark is not held by as many uses and pages as it counts";
     }
     if (use->mark && use->mark->device != use->by.device) {

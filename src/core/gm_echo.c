@@ -239,23 +239,15 @@ gm_echoes_clear(gm_pool *pool, gm_stream_key key)
     if (gm_process_is_special() || give_up(pool, &key) == 0) {
         return false;
     }
-    gm_echoes_settle(pool, false);
+    gm_echoes_settle(pool);
     return true;
 }
 
 /* ---- what is done ---- */
 
-/* Whether the last use is done; with `wait` it is then. */
-static bool
-is_done(const gm_backend *b, const gm_mark *mark, bool wait)
-{
-    return !mark || (wait ? gm_backend_event_synchronize(b, mark->event)
-                          : gm_backend_event_query(b, mark->event)) == GM_OK;
-}
-
 /* Unmaps those that are done and takes them out of *chain. */
 static gm_place *
-end_done(const gm_backend *b, gm_place **chain, bool wait)
+end_done(const gm_backend *b, gm_place **chain)
 {
     const gm_mark *open = NULL;
     const gm_mark *happened = NULL;
@@ -266,7 +258,7 @@ end_done(const gm_backend *b, gm_place **chain, bool wait)
         bool done = !place->mark || place->mark == happened;
 
         if (!done && place->mark != open) {
-            done = is_done(b, place->mark, wait);
+            done = gm_backend_event_query(b, place->mark->event) == GM_OK;
             *(done ? &happened : &open) = place->mark;
         }
         if (done && gm_backend_vm_unmap(b, place->addr, place->page->size) == GM_OK) {
@@ -293,7 +285,7 @@ forget_locked(gm_pool *pool, gm_place *place)
 }
 
 void
-gm_echoes_settle(gm_pool *pool, bool wait)
+gm_echoes_settle(gm_pool *pool)
 {
     gm_place *chain;
     gm_place *ended;
@@ -308,7 +300,7 @@ gm_echoes_settle(gm_pool *pool, bool wait)
     if (!chain) {
         return;
     }
-    ended = end_done(pool->upstream.backend, &chain, wait);
+    ended = end_done(pool->upstream.backend, &chain);
     gm_pool_lock(pool);
     while (ended) {
         gm_place *next = ended->older;

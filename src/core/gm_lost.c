@@ -3,7 +3,8 @@
  * Forgetting what went with a device. gm_lost.h says what and when.
  *
  * A thread that looks at marks, or records some, does so without the lock; it is waited
- * for, since nobody may take a use out of its hands.
+ * for, since nobody may take a use out of its hands. A thread that waits for a mark, or
+ * for the device, has nothing else in its hands, or no mark, and is not.
  *
  * Cost: a walk over all segments, notes and marks of the pools concerned.
  */
@@ -309,10 +310,10 @@ lock_settled(gm_pool *pool)
         while (note && !note->in_flight) {
             note = note->next;
         }
-        busy = note || pool->settling || pool->paging.in_flight;
+        busy = note || pool->settling || pool->paging.in_flight > pool->paging.waiting;
         if (busy) {
             gm_pool_unlock(pool);
-            sched_yield(); // neither waits for anybody
+            sched_yield(); // none of them waits for a device
         }
     } while (busy);
 }

@@ -6,6 +6,8 @@
 
 #include "gm_pool_private.h"
 
+#include <sched.h> // sched_yield
+
 /* ---- notes ---- */
 
 gm_note *
@@ -307,6 +309,60 @@ mark_end(const gm_pool *pool, gm_mark *mark)
         (void)gm_backend_event_destroy(pool->upstream.backend, mark->event);
     }
     gm_host_free(mark);
+}
+
+/* Waits until the mark has happened, and lets go of it. */
+static gm_status
+mark_wait(gm_pool *pool, gm_mark *mark)
+{
+    gm_status status =
+        gm_backend_event_synchronize(pool->upstream.backend, mark->event);
+    bool lost = gm_pool_ask_life(pool, mark->device) != mark->life;
+
+    gm_pool_lock(pool);
+    pool->waiting--;
+    lost = lost && mark->refs == 1; // whoever notices that finds those of others
+    if (!lost) {
+        gm_mark_drop_locked(pool, mark);
+    }
+    gm_pool_unlock(pool);
+    if (lost) {
+        mark_end(pool, mark);
+    }
+    return status;
+}
+
+size_t
+gm_marks_wait(gm_pool *pool,
+              size_t (*look_locked)(const gm_pool *pool, gm_mark **mark),
+              size_t (*settle)(gm_pool *pool))
+{
+    size_t sum = 0;
+    size_t most = 1;
+
+    for (size_t round = 0; round < most && !gm_process_is_special(); round++) {
+        gm_mark *mark = NULL;
+        size_t count;
+        size_t done;
+
+        gm_pool_lock(pool);
+        count = look_locked(pool, &mark);
+        if (mark) {
+            mark->refs++;
+            pool->waiting++;
+        }
+        gm_pool_unlock(pool);
+        most = round == 0 ? count : most;
+        if (!mark || mark_wait(pool, mark) != GM_OK) {
+            break;
+        }
+        done = settle(pool);
+        sum += done;
+        if (done == 0) {
+            sched_yield(); // another thread may be at it
+        }
+    }
+    return sum;
 }
 
 void

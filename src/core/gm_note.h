@@ -110,6 +110,14 @@ gm_use *gm_lane_pop_locked(gm_use **link);
 /* One holder less; the last makes it a spare one. Accepts NULL. */
 void gm_mark_drop_locked(gm_pool *pool, gm_mark *mark);
 
+/* Waits for marks one after the other, with nothing else in hand, and after each does
+ * what became possible. `look` counts what waits, and finds a mark that is to be waited
+ * for, NULL for none; as many as it counted first are, at the most. Returns the sum of
+ * what `settle` did. Calls the device, so without the lock. */
+size_t gm_marks_wait(gm_pool *pool,
+                     size_t (*look_locked)(const gm_pool *pool, gm_mark **mark),
+                     size_t (*settle)(gm_pool *pool));
+
 /* A mark recorded on the stream now. Calls the device, so without the lock.
  * GM_ERR_CAPTURING: the stream is recording a graph, where a mark would become a part
  * of that; nothing was done. */

@@ -133,6 +133,7 @@ typedef struct gm_paging {
     size_t withheld;  // bytes of pages in MOVING blocks: held, but not counted in total
     uint64_t life;    // of the device, as far as its resets were noticed; 0: not known
     size_t in_flight; // requests that map pages just now, and releases
+    size_t waiting;   // releases among them that wait for the whole device
     uint64_t peers;   // a bit a device: those that what is mapped is open to
     bool opening;     // somebody opens what is mapped to one more
     size_t unmapping; // threads that have mappings in hand to unmap; not both
@@ -337,16 +338,15 @@ void gm_echoes_prune(gm_pool *pool);
  * done are gone then. */
 bool gm_echoes_clear(gm_pool *pool, gm_stream_key key);
 
-/* Unmaps those that were given up, as far as their last use is done; with `wait`, waits
- * for it. */
-void gm_echoes_settle(gm_pool *pool, bool wait);
+/* Unmaps those that were given up, as far as their last use is done. */
+void gm_echoes_settle(gm_pool *pool);
 
 /* ---- gm_release.c ---- */
 
 /* Gives pages in free memory back to the device, of one stream or with NULL of all, as
  * far as what the pool holds does not come below `floor`: at once where their last use
  * is done, the others when it is. Returns the bytes that went. Does not wait, unless a
- * stream is gone. */
+ * stream is gone or no mark can be had. */
 size_t gm_pages_release(gm_pool *pool, const gm_stream_key *key, size_t floor);
 
 /* The same with all of it. True where something went, if only addresses. */
@@ -360,7 +360,8 @@ void gm_pages_lock_to_unmap(gm_pool *pool);
 void gm_pages_begin_to_unmap_locked(gm_pool *pool);
 void gm_pages_end_to_unmap(gm_pool *pool);
 
-/* Gives back what was to go and is done; with `wait`, waits for it. Returns bytes. */
+/* Gives back what was to go and is done; with `wait`, waits for it first, with nothing
+ * in hand. Returns bytes. */
 size_t gm_pages_settle(gm_pool *pool, bool wait);
 
 #endif

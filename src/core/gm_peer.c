@@ -121,7 +121,7 @@ open_pool(gm_pool *pool, void *context)
     gm_pool_lock(pool);
     while (paging->opening || (paging->unmapping && !is_open_locked(pool, o->device))) {
         gm_pool_unlock(pool);
-        sched_yield(); // who waits for memory may wait for the device
+        sched_yield(); // neither waits for the device
         gm_pool_lock(pool);
     }
     if (!paging->on || is_open_locked(pool, o->device)) {

@@ -12,8 +12,6 @@
 
 #include "gm_shard_private.h"
 
-#include <sched.h> // sched_yield
-
 enum {
     SETTLE_EVERY = 16, // flushes
 };
@@ -400,14 +398,14 @@ gm_pool_settle(gm_pool *pool)
     return bytes;
 }
 
-/* The mark at the head of some lane, and how many uses stand in all of them. */
+/* How many uses stand in all lanes, and the mark at the head of one. */
 static size_t
-look_at_lanes_locked(const gm_pool *pool, gm_event *event)
+look_at_lanes_locked(const gm_pool *pool, gm_mark **mark)
 {
     size_t count = 0;
 
     for (const gm_use *lane = pool->lanes; lane; lane = lane->lane) {
-        *event = lane->mark->event;
+        *mark = lane->mark;
         for (const gm_use *use = lane; use; use = use->later) {
             count++;
         }
@@ -418,31 +416,14 @@ look_at_lanes_locked(const gm_pool *pool, gm_event *event)
 size_t
 gm_pool_settle_all(gm_pool *pool)
 {
-    const gm_backend *b = pool->upstream.backend;
     size_t before;
     size_t after;
-    gm_event event = 0;
-    size_t most = 0;
 
     gm_pool_lock(pool);
     before = pool->stats.pending_bytes;
     gm_pool_unlock(pool);
     gm_pool_flush(pool);
-    for (size_t round = 0; !gm_process_is_special(); round++) {
-        size_t count;
-
-        gm_pool_lock(pool);
-        count = look_at_lanes_locked(pool, &event);
-        gm_pool_unlock(pool);
-        most = round == 0 ? count : most;
-        if (count == 0 || round >= most ||
-            gm_backend_event_synchronize(b, event) != GM_OK) {
-            break;
-        }
-        if (gm_pool_settle(pool) == 0) {
-            sched_yield(); // another thread may be at it
-        }
-    }
+    (void)gm_marks_wait(pool, look_at_lanes_locked, gm_pool_settle);
     gm_pool_lock(pool);
     after = pool->stats.pending_bytes;
     gm_pool_unlock(pool);

@@ -55,6 +55,7 @@ struct gm_pool {
     gm_note *dropped; // those of them that are to get one, by `behind`
     gm_use *lanes;    // first uses of the lanes
     gm_mark *marks;   // spare ones
+    size_t waiting;   // threads that hold a mark to wait for it
     gm_part *parts;   // private memory of captures
     gm_paging paging; // what is mapped by page
     unsigned flushes; // how often something dropped got its marks

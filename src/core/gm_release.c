@@ -10,7 +10,8 @@
  * streams. Until then its bytes are held and on their way out.
  *
  * Who looks: a request that misses, statistics, whoever gives memory back; and who runs
- * out of memory waits.
+ * out of memory waits, with nothing in its hands but the mark that it waits for. Where
+ * no mark can be had the whole device is waited for, and the stream is let go before.
  *
  * An emptied space goes too. Cost: some 40 us of calls a page. Threading: any thread,
  * no lock held; pages that one thread has in its hands no other one sees.
@@ -98,8 +99,9 @@ depart_locked(gm_pool *pool, const gm_stream_key *key, size_t floor, departure *
     return false;
 }
 
-/* *out is a mark of the last use of what is being given back, NULL where that is done.
- * What else is returned: that cannot be told now, and it has to stay. */
+/* *out is a mark of the last use of what is being given back, for the caller to drop;
+ * NULL where that is done. GM_NOT_READY: only the whole device can tell. What else is
+ * returned: that cannot be told now, and it has to stay. */
 static gm_status
 mark_last_use(gm_pool *pool, gm_owner *owner, gm_mark **out)
 {
@@ -108,19 +110,33 @@ mark_last_use(gm_pool *pool, gm_owner *owner, gm_mark **out)
 
     if (owner->done || owner->last) {
         *out = owner->last;
+        owner->last = NULL;
         return GM_OK;
     }
     owner->gone = owner->known && !gm_stream_use_is_there(b, &owner->by);
     if (!owner->known || owner->gone) {
-        return gm_backend_device_synchronize(b, pool->device);
+        return GM_NOT_READY;
     }
     if (gm_stream_use_is_idle(b, &owner->by)) {
         return GM_OK; // an event recorded now would take its time
     }
     status = gm_mark_record(pool, &owner->by, out);
-    return status == GM_OK || status == GM_ERR_CAPTURING
-               ? status
-               : gm_backend_device_synchronize(b, pool->device);
+    return status == GM_OK || status == GM_ERR_CAPTURING ? status : GM_NOT_READY;
+}
+
+/* Waits for all that the device has to do, unlocked. The caller has pages in its hands,
+ * but neither a mark nor a stream's handle: nobody has to wait for it. */
+static gm_status
+wait_for_device_locked(gm_pool *pool)
+{
+    gm_status status;
+
+    pool->paging.waiting++;
+    gm_pool_unlock(pool);
+    status = gm_backend_device_synchronize(pool->upstream.backend, pool->device);
+    gm_pool_lock(pool);
+    pool->paging.waiting--;
+    return status;
 }
 
 /* The pages get their mark and are among those that leave. */
@@ -164,33 +180,23 @@ queue(gm_pool *pool, departure *d)
     gm_status status = mark_last_use(pool, &d->owner, &mark);
 
     gm_pool_lock(pool);
+    gm_owner_return_locked(pool, &d->owner);
+    if (status == GM_NOT_READY) {
+        status = wait_for_device_locked(pool);
+    }
     if (status == GM_OK) {
         queue_locked(pool, d->chain, mark);
     }
     else {
         stay_locked(pool, d->chain);
     }
-    if (mark != d->owner.last) {
-        gm_mark_drop_locked(pool, mark);
-    }
-    gm_owner_return_locked(pool, &d->owner);
+    gm_mark_drop_locked(pool, mark);
     pool->paging.in_flight--;
     gm_pool_unlock(pool);
     gm_process_flight_end();
 }
 
 /* ---- what is done ---- */
-
-/* Whether the last use of a page is done; with `wait` it is then. */
-static bool
-is_done(const gm_backend *b, const gm_page *page, bool wait)
-{
-    if (!page->mark) {
-        return true;
-    }
-    return (wait ? gm_backend_event_synchronize(b, page->mark->event)
-                 : gm_backend_event_query(b, page->mark->event)) == GM_OK;
-}
 
 /* Unmaps the page wherever it is and releases it. False where a place refuses:
  * it is tried again later. */
@@ -273,7 +279,7 @@ end_spaces(gm_pool *pool)
 
 /* Takes those of the pages that are done out of *chain, which are gone then. */
 static gm_page *
-end_done(gm_pool *pool, gm_page **chain, bool wait)
+end_done(gm_pool *pool, gm_page **chain)
 {
     const gm_backend *b = pool->upstream.backend;
     const gm_mark *happened = NULL;
@@ -285,7 +291,7 @@ end_done(gm_pool *pool, gm_page **chain, bool wait)
         bool done = !page->mark || page->mark == happened;
 
         if (!done && page->mark != open) {
-            done = is_done(b, page, wait);
+            done = gm_backend_event_query(b, page->mark->event) == GM_OK;
             *(done ? &happened : &open) = page->mark;
         }
         if (done && end_page(b, page)) {
@@ -349,17 +355,15 @@ take_leaving_locked(gm_pool *pool)
     return chain;
 }
 
-size_t
-gm_pages_settle(gm_pool *pool, bool wait)
+/* Gives back what is done. Returns bytes. */
+static size_t
+settle(gm_pool *pool)
 {
     size_t bytes = 0;
     gm_page *chain;
     gm_page *ended;
 
-    if (!pool->paging.on || gm_process_is_special()) {
-        return 0;
-    }
-    gm_echoes_settle(pool, wait);
+    gm_echoes_settle(pool);
     gm_pages_lock_to_unmap(pool);
     chain = take_leaving_locked(pool);
     if (chain) {
@@ -369,7 +373,7 @@ gm_pages_settle(gm_pool *pool, bool wait)
     if (!chain) {
         return 0;
     }
-    ended = end_done(pool, &chain, wait);
+    ended = end_done(pool, &chain);
     gm_pool_lock(pool);
     while (ended) {
         gm_page *next = ended->behind;
@@ -387,6 +391,35 @@ gm_pages_settle(gm_pool *pool, bool wait)
     }
     gm_pages_end_to_unmap(pool);
     return bytes;
+}
+
+/* How many pages and places wait for a mark, and one of these. */
+static size_t
+look_at_leaving_locked(const gm_pool *pool, gm_mark **mark)
+{
+    size_t count = 0;
+
+    for (const gm_page *page = pool->paging.leaving; page; page = page->behind) {
+        *mark = page->mark ? page->mark : *mark;
+        count += page->mark != NULL;
+    }
+    for (const gm_place *p = pool->paging.ending; p; p = p->older) {
+        *mark = p->mark ? p->mark : *mark;
+        count += p->mark != NULL;
+    }
+    return count;
+}
+
+size_t
+gm_pages_settle(gm_pool *pool, bool wait)
+{
+    size_t bytes;
+
+    if (!pool->paging.on || gm_process_is_special()) {
+        return 0;
+    }
+    bytes = settle(pool);
+    return bytes + (wait ? gm_marks_wait(pool, look_at_leaving_locked, settle) : 0);
 }
 
 /* As far as it can be done now; *spaces is how many went. */
