@@ -93,14 +93,21 @@ typedef struct cuda_driver {
 typedef struct cuda_device {
     CUdevice handle;
     _Atomic(CUcontext) primary; // NULL until we hold it; never changes after that
-    _Atomic(uint64_t) peers;    // a bit a device that it was let reach, below 64
 } cuda_device;
 
+/* One device that was let reach another: the numbers of both primary contexts then,
+ * since it is over when either ends; 0 for never. */
+typedef struct cuda_peer {
+    _Atomic(uint64_t) device;
+    _Atomic(uint64_t) peer;
+} cuda_peer;
+
 /* What the table's `self` points to. Written while opening, then only read, but for
- * the `primary` and `peers` fields. */
+ * the `primary` fields and what is in `peers`. */
 typedef struct cuda_self {
     int count;
     cuda_device *devices;
+    cuda_peer *peers; // `count` a device
     cuda_driver driver;
 } cuda_self;
 

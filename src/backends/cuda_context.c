@@ -122,22 +122,33 @@ gm_status
 cuda_self_init(cuda_self *self)
 {
     cudaError_t error = driver_load(&self->driver);
+    size_t count = (size_t)self->count;
+    gm_status status;
 
     if (error != cudaSuccess) {
         return cuda_status(error);
     }
-    self->devices = gm_host_zalloc((size_t)self->count * sizeof *self->devices);
-    if (!self->devices) {
-        return GM_ERR_HOST_MEMORY;
+    self->devices = gm_host_zalloc(count * sizeof *self->devices);
+    self->peers = gm_host_zalloc(count * count * sizeof *self->peers);
+    if (!self->devices || !self->peers) {
+        status = GM_ERR_HOST_MEMORY;
+        goto fail;
     }
     for (int i = 0; i < self->count && error == cudaSuccess; i++) {
         error = cuda_from_driver(self->driver.device_get(&self->devices[i].handle, i));
     }
-    if (error != cudaSuccess) {
-        gm_host_free(self->devices);
-        self->devices = NULL;
+    status = cuda_status(error);
+    if (status != GM_OK) {
+        goto fail;
     }
-    return cuda_status(error);
+    return GM_OK;
+
+fail:
+    gm_host_free(self->devices);
+    gm_host_free(self->peers);
+    self->devices = NULL;
+    self->peers = NULL;
+    return status;
 }
 
 /* ---- primary contexts ---- */

@@ -208,10 +208,37 @@ cuda_peer_can_access(void *self, int device, int peer, bool *can)
     return cuda_status(error);
 }
 
+/* The numbers of both primary contexts, 0 where there is none. */
+static cudaError_t
+peer_ids(const cuda_self *cuda, int device, int peer, uint64_t ids[2])
+{
+    cudaError_t error = cuda_primary_id(cuda, device, &ids[0]);
+
+    return error == cudaSuccess ? cuda_primary_id(cuda, peer, &ids[1]) : error;
+}
+
+static cuda_peer *
+peer_entry(const cuda_self *cuda, int device, int peer)
+{
+    return &cuda->peers[(size_t)device * (size_t)cuda->count + (size_t)peer];
+}
+
+/* Where the contexts cannot be told it counts as not enabled. */
+static void
+remember_peer(const cuda_self *cuda, int device, int peer)
+{
+    cuda_peer *entry = peer_entry(cuda, device, peer);
+    uint64_t ids[2];
+
+    if (peer_ids(cuda, device, peer, ids) == cudaSuccess) {
+        atomic_store_explicit(&entry->device, ids[0], memory_order_relaxed);
+        atomic_store_explicit(&entry->peer, ids[1], memory_order_relaxed);
+    }
+}
+
 gm_status
 cuda_peer_enable(void *self, int device, int peer)
 {
-    cuda_self *cuda = self;
     cuda_guard guard;
     cudaError_t error = cuda_enter(self, device, &guard);
     gm_status status;
@@ -224,9 +251,8 @@ cuda_peer_enable(void *self, int device, int peer)
     if (error == cudaErrorPeerAccessAlreadyEnabled) {
         status = GM_OK;
     }
-    if (status == GM_OK && peer < 64) {
-        atomic_fetch_or_explicit(&cuda->devices[device].peers, (uint64_t)1 << peer,
-                                 memory_order_relaxed);
+    if (status == GM_OK) {
+        remember_peer(self, device, peer);
     }
     return status;
 }
@@ -235,14 +261,22 @@ gm_status
 cuda_peer_enabled(void *self, int device, int peer, bool *enabled)
 {
     const cuda_self *cuda = self;
-    uint64_t peers;
+    const cuda_peer *entry;
+    uint64_t ids[2];
+    cudaError_t error;
 
     if (!cuda_has_device(cuda, device) || !cuda_has_device(cuda, peer)) {
         return GM_ERR_INVALID_DEVICE;
     }
-    peers = atomic_load_explicit(&cuda->devices[device].peers, memory_order_relaxed);
-    *enabled = peer < 64 && (peers >> peer & 1) != 0;
-    return GM_OK;
+    error = peer_ids(cuda, device, peer, ids);
+    if (error == cudaSuccess) {
+        entry = peer_entry(cuda, device, peer);
+        *enabled =
+            ids[0] && ids[1] &&
+            atomic_load_explicit(&entry->device, memory_order_relaxed) == ids[0] &&
+            atomic_load_explicit(&entry->peer, memory_order_relaxed) == ids[1];
+    }
+    return cuda_status(error);
 }
 
 #endif

@@ -395,9 +395,8 @@ typedef struct gm_backend {
     /* Lets `device` reach `peer`'s memory; GM_OK also when it already could. */
     gm_status (*peer_enable)(void *self, int device, int peer);
 
-    /* Whether that was so by peer_enable, in the device's present life or an earlier
-     * one; what others enabled it may not know. Creates no context. Default: it was
-     * not. */
+    /* Whether that is so by peer_enable, which a reset of either device ends; what
+     * others enabled it may not know. Creates no context. Default: it is not. */
     gm_status (*peer_enabled)(void *self, int device, int peer, bool *enabled);
 
     /* ---- managed memory ---- */

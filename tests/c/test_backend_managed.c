@@ -184,6 +184,34 @@ CONFORMANCE(peers)
     CHECK_EQ(gm_backend_device_set(b, 0), GM_OK);
 }
 
+/* Either device takes with it what one could reach of the other; it can again. */
+CONFORMANCE(peers_end_with_a_reset)
+{
+    bool can = false;
+
+    if (count_devices(b) < 2) {
+        SKIP("needs two devices");
+    }
+    CHECK_EQ(gm_backend_peer_can_access(b, 0, 1, &can), GM_OK);
+    if (!can) {
+        SKIP("needs devices that reach each other");
+    }
+    for (int lost = 0; lost < 2; lost++) {
+        bool enabled = false;
+
+        CHECK_EQ(gm_backend_peer_enable(b, 0, 1), GM_OK);
+        CHECK_EQ(gm_backend_peer_enabled(b, 0, 1, &enabled), GM_OK);
+        CHECK(enabled);
+        CHECK_EQ(gm_backend_device_reset(b, lost), GM_OK);
+        CHECK_EQ(gm_backend_peer_enabled(b, 0, 1, &enabled), GM_OK);
+        CHECK(!enabled);
+        CHECK_EQ(gm_backend_last_error(b), 0);
+    }
+    CHECK_EQ(gm_backend_peer_enable(b, 0, 1), GM_OK);
+    CHECK_EQ(gm_backend_peer_enabled(b, 0, 1, &can), GM_OK);
+    CHECK(can);
+}
+
 /* ---- the simulated matrix ---- */
 
 TEST(a_refused_peer_is_refused_in_one_direction)
