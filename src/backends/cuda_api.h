@@ -200,6 +200,8 @@ gm_status cuda_device_incarnation(void *self, int device, uint64_t *number);
 
 gm_status
 cuda_mem_info(void *self, int device, size_t *free_bytes, size_t *total_bytes);
+gm_status cuda_mem_largest(
+    void *self, int device, const gm_range *back, size_t count, size_t *bytes);
 gm_status
 cuda_mem_alloc(void *self, int device, gm_mem_kind kind, size_t size, uintptr_t *out);
 gm_status cuda_mem_free(void *self, int device, gm_mem_kind kind, uintptr_t ptr);

@@ -42,6 +42,7 @@ static gm_backend opened_table = {
     .device_incarnation = cuda_device_incarnation,
 
     .mem_info = cuda_mem_info,
+    .mem_largest = cuda_mem_largest,
     .mem_alloc = cuda_mem_alloc,
     .mem_free = cuda_mem_free,
     .mem_alloc_async = cuda_mem_alloc_async,

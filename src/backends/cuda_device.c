@@ -192,6 +192,27 @@ cuda_mem_info(void *self, int device, size_t *free_bytes, size_t *total_bytes)
     return cuda_status(error);
 }
 
+/* cudaMalloc takes whole pages for what is large. What the driver keeps for itself of
+ * what it calls free it does not tell. */
+gm_status
+cuda_mem_largest(
+    void *self, int device, const gm_range *back, size_t count, size_t *bytes)
+{
+    const size_t page = (size_t)2 << 20;
+    size_t largest = 0;
+    size_t total = 0;
+    gm_status status = cuda_mem_info(self, device, &largest, &total);
+
+    if (status != GM_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < count; i++) {
+        largest += back[i].size;
+    }
+    *bytes = largest < page ? largest : largest - largest % page;
+    return GM_OK;
+}
+
 gm_status
 cuda_peer_can_access(void *self, int device, int peer, bool *can)
 {
