@@ -12,7 +12,8 @@ pytest   the Python tests on the GPU (GPUMEM_BACKEND=cuda)
 replay   every trace of benchmarks/traces with --verify, on the GPU and on a simulated
          device of the same size, plain, with expandable segments, and with these under
          1.03 times the peak; both must complete, and agree in every count and in where
-         each block was put
+         each block was put. Contents are verified in a pass of their own; in those that
+         are compared nothing but the pool asks for anything
 speed    python -m benchmarks --quick --only b1,b1replace: the hot path beside the peers
          that are installed, recorded; judged is only that no two blocks overlapped
 

@@ -57,6 +57,7 @@ struct gm_arena {
     gm_stream_use by; // the stream, as its last request that missed named it
     bool known;       // it did, and the stream has not ended
     size_t borrowers; // of its handle, who have no lock: gm_owner
+    uint64_t looked;  // number of the look that it was added to last as another's
 };
 
 typedef struct gm_arena_table {

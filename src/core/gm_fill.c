@@ -424,6 +424,8 @@ arrive_locked(gm_pool *pool, gm_move *move)
 
     if (!page->home) {
         gm_page_link_locked(pool, page);
+        pool->paging.room -=
+            page->size < pool->paging.room ? page->size : pool->paging.room;
         pool->stats.total_bytes += page->size;
         pool->stats.upstream_allocations++;
         pool->stats.upstream_allocated_bytes += page->size;

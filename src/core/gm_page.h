@@ -15,10 +15,10 @@
  * somewhere else: it is mapped there as well, which becomes its home, and where it was
  * becomes a hole. Nothing is copied, and nothing is unmapped, so nothing is waited for:
  * the block's own stream runs in order, and another stream is made to wait for an event
- * recorded on the first one then. The old place stays mapped for its own sake: a
- * program that repeats itself wants the page there again, and to make it the home once
- * more takes no call of the driver at all. So the calls that a program needs to run in
- * little memory are made once, and not each time around.
+ * recorded on the first one then, if anything is under way there. The old place stays
+ * mapped for its own sake: a program that repeats itself wants the page there again,
+ * and to make it the home once more takes no call of the driver at all. So the calls
+ * that a program needs to run in little memory are made once, and not each time around.
  *
  * Sizes. A call costs the same whatever the size of its page, so pages are as large as
  * what was missing, but a small share of what the pool holds, since a page is pinned by
@@ -122,6 +122,8 @@ typedef struct gm_paging {
     bool on;
     size_t grain;     // bytes; 0 until it was asked for
     size_t reach;     // bytes of addresses that a new space gets
+    size_t room;      // what the device had when asked last, less what was made since
+    size_t plenty;    // where it has that much more than is needed it is not asked
     gm_page *pages;   // all, in no order
     gm_page *leaving; // those on their way back, by `behind`
     gm_place *oldest; // of the echoes

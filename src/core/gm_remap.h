@@ -28,6 +28,7 @@ typedef struct gm_attempt {
     size_t room;    // bytes that the device could make
     bool forbidden; // the device may not be asked for anything
     bool asked;     // `room` is what it says; or it may not be asked for that
+    bool recalled;  // `room` is what it said before, less what was made since
     bool own;       // pages that other streams own cannot be had
     bool cleared;   // old places were given up for addresses
     gm_space *made; // the space that was added for it

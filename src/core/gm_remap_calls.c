@@ -3,10 +3,14 @@
  * The calls that carry a plan out: the streams that pages come from, and what is to be
  * made and mapped.
  *
- * Pages of the stream itself need nothing. To those of another stream an event is
- * recorded there, and the stream of the request waits for it. Where either is not
- * known, or is being recorded, others' pages are left alone: a request that finds no
- * memory without them has them given back first, which waits as it must.
+ * Pages of the stream itself need nothing. For those of another stream that has work
+ * under way an event is recorded there, and the stream of the request waits for it.
+ * Where either is not known, or is being recorded, others' pages are left alone: a
+ * request that finds no memory without them has them given back first, which waits as
+ * it must. A stream that has nothing under way gets no event: it costs more than to
+ * ask, and for some microseconds the stream would be at work because of it, so that
+ * what the pool decides next (gm_echo.c, gm_release.c) would depend on how soon it
+ * looks.
  *
  * Where a device has less than it said, the pages that were made in vain go back at
  * once, and the next plan does with as many.
@@ -49,6 +53,7 @@ static gm_status
 wait_for_owners(gm_attempt *a, gm_owner *owners)
 {
     gm_pool *pool = a->pool;
+    const gm_backend *b = pool->upstream.backend;
     gm_status status = GM_OK;
     size_t count = a->plan.owner_count;
 
@@ -58,8 +63,13 @@ wait_for_owners(gm_attempt *a, gm_owner *owners)
         if (owner->done) {
             continue;
         }
-        owner->gone = !gm_stream_use_is_there(pool->upstream.backend, &owner->by);
-        status = owner->gone ? GM_MISS : wait_for_owner(a, owner);
+        owner->gone = !gm_stream_use_is_there(b, &owner->by);
+        if (owner->gone) {
+            status = GM_MISS;
+        }
+        else if (!gm_stream_use_is_idle(b, &owner->by)) {
+            status = wait_for_owner(a, owner);
+        }
     }
     gm_pool_lock(pool);
     for (size_t i = 0; i < count; i++) {
@@ -132,6 +142,19 @@ unmake_moves(const gm_backend *b, gm_plan *plan)
     return bytes;
 }
 
+/* The device has less than it said: `made` bytes, or what it says now where that was
+ * an earlier answer. */
+static void
+forget_room(gm_attempt *a, size_t made)
+{
+    gm_pool_lock(a->pool);
+    a->pool->paging.room = 0;
+    gm_pool_unlock(a->pool);
+    a->room = made;
+    a->asked &= !a->recalled;
+    a->recalled = false;
+}
+
 gm_status
 gm_attempt_carry_out(gm_attempt *a, gm_owner *owners, uint64_t *ns)
 {
@@ -155,7 +178,7 @@ gm_attempt_carry_out(gm_attempt *a, gm_owner *owners, uint64_t *ns)
         size_t made = unmake_moves(a->pool->upstream.backend, plan);
 
         if (status == GM_ERR_OUT_OF_MEMORY && a->room > 0) {
-            a->room = made;
+            forget_room(a, made);
             status = GM_MISS;
         }
     }

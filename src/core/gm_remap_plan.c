@@ -94,19 +94,22 @@ largest_page_locked(const gm_pool *pool, size_t rounded, size_t left)
     return size;
 }
 
-/* Adds what other streams have; what nobody owns can always be had. */
+/* Adds what other streams have; what nobody owns can always be had. In the order in
+ * which they came to have memory by page, which is the program's, where that of the
+ * table is a matter of what numbers the device gave them. */
 static void
 look_at_others_locked(const gm_attempt *a, gm_look *look, const gm_arena *own)
 {
     gm_pool *pool = a->pool;
 
-    for (size_t i = 0; i < pool->arenas.bucket_count; i++) {
-        for (gm_arena *at = pool->arenas.buckets[i]; at; at = at->chain) {
-            bool anybodys = at == pool->arenas.commons;
+    for (const gm_segment *s = pool->first; s; s = s->next) {
+        gm_arena *at = s->arena;
+        bool anybodys = at == pool->arenas.commons;
 
-            if (at != own && (anybodys || (at->known && !a->own))) {
-                gm_look_add_locked(pool, look, at);
-            }
+        if (s->space && at != own && at->looked != look->number &&
+            (anybodys || (at->known && !a->own))) {
+            at->looked = look->number;
+            gm_look_add_locked(pool, look, at);
         }
     }
 }
@@ -152,6 +155,21 @@ wants(gm_attempt *a, gm_want what)
     return GM_NOT_READY;
 }
 
+/* Does with what the device said before, where it had plenty. */
+static bool
+recall_room_locked(gm_attempt *a)
+{
+    const gm_paging *paging = &a->pool->paging;
+
+    if (paging->room < paging->plenty || paging->room - paging->plenty < a->rounded) {
+        return false;
+    }
+    a->room = paging->room;
+    a->asked = true;
+    a->recalled = true;
+    return true;
+}
+
 /* The same with the pages of the look and with new ones: no more than `most` bytes,
  * than the limit leaves and than the device has, which is asked first where that makes
  * a difference; `ahead` of these before any page moves. */
@@ -166,7 +184,8 @@ plan_pages_locked(gm_attempt *a,
     size_t left = allowed_locked(a->pool);
     gm_sources sources;
 
-    if (!a->asked && most >= a->pool->paging.grain && left >= a->pool->paging.grain) {
+    if (!a->asked && most >= a->pool->paging.grain && left >= a->pool->paging.grain &&
+        !recall_room_locked(a)) {
         return wants(a, GM_WANT_ROOM);
     }
     left = left < a->room ? left : a->room;
@@ -189,7 +208,7 @@ tell_why_locked(gm_attempt *a, const gm_look *look)
     if (lacking > allowed_locked(a->pool)) {
         return GM_ERR_LIMIT;
     }
-    if (!a->asked && lacking) {
+    if (!a->asked && lacking && !recall_room_locked(a)) {
         return wants(a, GM_WANT_ROOM);
     }
     return lacking > a->room || a->made ? GM_ERR_OUT_OF_MEMORY

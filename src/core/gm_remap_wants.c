@@ -5,8 +5,10 @@
  *
  * A pool asks for none of this before a request needs it. What the device is like is
  * asked once. How much memory it has is another thing from one request to the next,
- * since others take and give back as well: it is asked for each request that may have
- * to make pages. Addresses are reserved far more than the device has memory, so that a
+ * since others take and give back as well; but as long as it had plenty the last time,
+ * less what was made since, the answer would change nothing. So it is asked when there
+ * is less than an eighth of it beyond the request, or a page could not be made after
+ * all. Addresses are reserved far more than the device has memory, so that a
  * stream hardly ever needs them a second time; and before that its old places are given
  * up, which are addresses too.
  *
@@ -17,7 +19,8 @@
 #include "gm_remap.h"
 
 enum {
-    REACH = 4 // times the device's memory that a space gets of addresses
+    REACH = 4, // times the device's memory that a space gets of addresses
+    PLENTY = 8 // the share of it that it has to have for not being asked again
 };
 
 /* What the device is like, asked once. */
@@ -42,6 +45,8 @@ open_paging(gm_pool *pool)
     pool->paging.peers |= peers;
     pool->paging.grain = grain;
     pool->paging.reach = (REACH * total + grain - 1) / grain * grain;
+    pool->paging.room = free_bytes;
+    pool->paging.plenty = total / PLENTY;
     gm_pool_unlock(pool);
     return GM_OK;
 }
@@ -59,6 +64,9 @@ ask_room(gm_attempt *a)
         gm_backend_mem_info(pool->upstream.backend, pool->device, &free_bytes,
                             &total) == GM_OK) {
         a->room = free_bytes;
+        gm_pool_lock(pool);
+        pool->paging.room = free_bytes;
+        gm_pool_unlock(pool);
     }
 }
 

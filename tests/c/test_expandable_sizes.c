@@ -98,3 +98,54 @@ TEST(expandable_has_its_reserve_before_it_moves_pages)
     drop(b);
     close_site(s);
 }
+
+/* As long as it has an eighth of its memory left beyond each request. */
+TEST(expandable_asks_a_device_that_has_plenty_once)
+{
+    enum {
+        COUNT = 64
+    };
+    site s = open_paged_site(8 * COUNT * PAGE);
+    holding held[COUNT];
+    holding large;
+
+    gm_sim_log_start(s.sim);
+    for (size_t i = 0; i < COUNT; i++) {
+        held[i] = take_by(s.pool, PAGE, &null_stream);
+    }
+    CHECK_EQ(count_calls(s.sim, "mem_info"), 1);
+    large = take_by(s.pool, 6 * COUNT * PAGE, &null_stream);
+    CHECK_EQ(count_calls(s.sim, "mem_info"), 1);
+    drop(large);
+    CHECK(gm_pool_release_idle(s.pool) > 0);
+    large = take_by(s.pool, 6 * COUNT * PAGE + 1, &null_stream);
+    CHECK_EQ(count_calls(s.sim, "mem_info"), 2);
+    gm_sim_log_stop(s.sim);
+    for (size_t i = 0; i < COUNT; i++) {
+        drop(held[i]);
+    }
+    drop(large);
+    close_site(s);
+}
+
+/* What others took since shows when a page cannot be made: the device is asked, and
+ * what was made in vain goes back. */
+TEST(expandable_notices_that_others_took_what_was_plenty)
+{
+    site s = open_paged_site(1024 * PAGE);
+    holding a = take_by(s.pool, 16 * PAGE, &null_stream);
+    holding b, none;
+
+    CHECK_EQ(gm_sim_set_others(s.sim, 0, (1024 - 16 - 8) * PAGE), GM_OK);
+    CHECK_EQ(try_for(s.pool, 12 * PAGE, &null_stream, &none), GM_ERR_OUT_OF_MEMORY);
+    CHECK_EQ(read_ledger(s.sim).handle_bytes, 16 * PAGE);
+    b = take_by(s.pool, 7 * PAGE, &null_stream);
+    CHECK_EQ(read_ledger(s.sim).handle_bytes, 23 * PAGE);
+    CHECK_EQ(gm_sim_set_others(s.sim, 0, 0), GM_OK);
+    drop(b);
+    b = take_by(s.pool, 24 * PAGE, &null_stream);
+    CHECK_EQ(read_ledger(s.sim).handle_bytes, 40 * PAGE);
+    drop(a);
+    drop(b);
+    close_site(s);
+}
