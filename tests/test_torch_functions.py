@@ -342,6 +342,27 @@ def test_a_recording_that_failed_is_noticed(with_torchs_pool):
     ) == ["1", "1"]
 
 
+def test_each_recording_that_failed_is_noticed(with_torchs_pool):
+    """The newer of two and the older one."""
+    assert with_torchs_pool(
+        captured("""
+        import threading
+        def record(name, on):
+            print(name, *begin(name, 0)); on.begin_capture()
+            give(taken(on=on))
+        def in_a_thread(*args):
+            thread = threading.Thread(target=record, args=args)
+            thread.start(); thread.join()
+        record(1, stream)
+        in_a_thread(2, other)
+        other.end_capture()
+        in_a_thread(2, other)
+        stream.end_capture()
+        record(1, stream)
+    """)
+    ) == ["1 0 ", "2 0 ", "2 0 ", "1 0 "]
+
+
 def test_want_of_memory_in_a_recording(with_torchs_pool):
     """Is thrown; the recording goes on."""
     assert with_torchs_pool(

@@ -131,8 +131,8 @@ pool_set_limit(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
         gmpy_as_limit(self->st, device, given[0], given[1], &limit) < 0) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS(void)
-    gm_pool_set_limit(pool, limit); // not forked, or `find` had said so
+    Py_BEGIN_ALLOW_THREADS;
+    (void)gm_pool_set_limit(pool, limit); // not forked, or `find` had said so
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -30,7 +30,8 @@
  * next one, or when torch gives back what is cached, which it does before each.
  *
  * Cost: while a recording is under way two questions to the driver for each request.
- * Threading: any thread. The lock is a leaf, held for a walk of the list.
+ * Threading: any thread. The lock is held for a walk of the list, and under it that of
+ * the core's list of captures is taken alone.
  */
 #include "capi.h"
 
@@ -278,24 +279,38 @@ has_failed(const gm_backend *backend, gm_stream stream, uint64_t recording)
             (state == GM_CAPTURE_ACTIVE && id != recording));
 }
 
+/* Makes *at a copy of the recording with the next higher number. False: of none. */
+static bool
+next_recording(gmpy_torch_graphs *graphs, shared *at)
+{
+    const shared *found = NULL;
+
+    pthread_mutex_lock(&graphs->lock);
+    for (const shared *each = graphs->first; each; each = each->next) {
+        if (each->recording > at->recording &&
+            (!found || each->recording < found->recording)) {
+            found = each;
+        }
+    }
+    if (found) {
+        *at = *found;
+    }
+    pthread_mutex_unlock(&graphs->lock);
+    return found != NULL;
+}
+
 void
 gmpy_torch_graphs_tidy(gmpy_c_api *api)
 {
-    gmpy_torch_graphs *graphs = api->torch_graphs;
-    shared seen = {0};
+    shared at = {0};
 
     if (!gmpy_torch_graphs_any(api)) {
         return;
     }
-    pthread_mutex_lock(&graphs->lock);
-    for (const shared *at = graphs->first; at; at = at->next) {
-        if (at->recording) {
-            seen = *at;
+    while (next_recording(api->torch_graphs, &at)) {
+        if (has_failed(api->st->backend, at.stream, at.recording)) {
+            end_recording(api, at.device, at.id, at.recording);
         }
-    }
-    pthread_mutex_unlock(&graphs->lock);
-    if (seen.recording && has_failed(api->st->backend, seen.stream, seen.recording)) {
-        end_recording(api, seen.device, seen.id, seen.recording);
     }
 }
 

@@ -26,9 +26,10 @@ read_pool(
 
     *stats = (gm_stats){0};
     if (found > 0) {
-        Py_BEGIN_ALLOW_THREADS(void)
-        (survey ? gm_pool_survey(pool, stats, survey)
-                : gm_pool_read_stats(pool, stats)); // not forked, or `find` had said so
+        Py_BEGIN_ALLOW_THREADS;
+        (void)(survey ? gm_pool_survey(pool, stats, survey)
+                      : gm_pool_read_stats(pool,
+                                           stats)); // not forked, or `find` had said so
         Py_END_ALLOW_THREADS
         return 0;
     }
@@ -121,8 +122,8 @@ gmpy_pool_reset_peak_stats(PyObject *op,
         return NULL;
     }
     if (found) {
-        Py_BEGIN_ALLOW_THREADS(void)
-        gm_pool_reset_peaks(pool); // not forked, or `find` had said so
+        Py_BEGIN_ALLOW_THREADS;
+        (void)gm_pool_reset_peaks(pool); // not forked, or `find` had said so
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;

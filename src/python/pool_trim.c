@@ -214,8 +214,8 @@ gmpy_pool_set_reserve(PyObject *op,
         self->find(self, given[1], true, &pool, &device) < 0) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS(void)
-    gm_pool_set_reserve(pool, size); // not forked, or `find` had said so
+    Py_BEGIN_ALLOW_THREADS;
+    (void)gm_pool_set_reserve(pool, size); // not forked, or `find` had said so
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -79,8 +79,8 @@ give_back(gm_pool *pool, void *context)
     gmpy_upstream *up = gmpy_upstream_of(pool);
 
     if (up && gmpy_upstream_holds(up, context)) {
-        Py_BEGIN_ALLOW_THREADS(void)
-        gm_pool_release_idle(pool); // how much it was matters to nobody
+        Py_BEGIN_ALLOW_THREADS;
+        (void)gm_pool_release_idle(pool); // how much it was matters to nobody
         Py_END_ALLOW_THREADS
     }
 }
