@@ -236,25 +236,43 @@ look_locked(const gm_pool *pool,
     return known && known->by.announced ? GM_OK : GM_NOT_READY;
 }
 
-/* The same without a lock. A block is mostly used on the stream it was taken for, which
- * its shard can tell. */
+#if GM_SHARDS
+
+/* Whether the block was taken for that stream, by the stream's shard alone. Another
+ * thread may give it back just now, so nothing in the node is trusted but what outlives
+ * that: while it has the handle's generation its segment is there, and stays, since a
+ * segment goes with the locks of all shards. */
+static bool
+is_own_use(gm_pool *pool,
+           const gm_block *block,
+           uint32_t generation,
+           const gm_stream_use *by)
+{
+    gm_shard *shard = gm_pool_shard(pool, by->key);
+    bool own;
+
+    if (!shard) {
+        return false;
+    }
+    gm_lock_acquire(&shard->lock);
+    own = __atomic_load_n(&block->generation, __ATOMIC_RELAXED) == generation &&
+          block->segment->arena->shard == shard &&
+          look_locked(pool, block, generation, by) == GM_OK;
+    gm_lock_release(&shard->lock);
+    return own;
+}
+
+#endif
+
+/* The same without a lock. A block is mostly used on the stream it was taken for. */
 static gm_status
 look(gm_pool *pool, const gm_block *block, uint32_t generation, const gm_stream_use *by)
 {
     gm_status status;
+
 #if GM_SHARDS
-    gm_shard *shard = gm_pool_shard_of(pool, block, generation);
-
-    if (shard) {
-        bool own;
-
-        gm_lock_acquire(&shard->lock);
-        own = gm_shard_has(shard, block, generation) &&
-              look_locked(pool, block, generation, by) == GM_OK;
-        gm_lock_release(&shard->lock);
-        if (own) {
-            return GM_OK;
-        }
+    if (is_own_use(pool, block, generation, by)) {
+        return GM_OK;
     }
 #endif
     gm_pool_lock(pool);

@@ -95,8 +95,8 @@ gm_pool_shard(const gm_pool *pool, gm_stream_key key)
                                 memory_order_acquire);
 }
 
-/* Where a block was handed out; NULL where the handle is void. No lock needed, but then
- * the answer is of a moment ago. */
+/* Where a block was handed out; NULL where the handle is void. For whoever ends the
+ * handle, which nobody else does meanwhile; no lock needed then. */
 static inline gm_shard *
 gm_pool_shard_of(gm_pool *pool, const gm_block *block, uint32_t generation)
 {

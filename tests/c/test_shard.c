@@ -319,8 +319,34 @@ TEST(shard_a_use_on_its_own_stream_takes_no_other_lock)
     CHECK_EQ(h.block->state, GM_BLOCK_LIVE);
     record(h, other);
     CHECK_EQ(h.block->state, GM_BLOCK_NOTED);
-    record(h, own); // by the pool's lock, now
+    gm_lock_acquire(&s.pool->lock);
+    record(h, own); // still
+    gm_lock_release(&s.pool->lock);
     let_go(h);
+    end_stream(s.sim, own);
+    end_stream(s.sim, other);
+    close_site(s);
+}
+
+/* Postponed by a busy shard, its node stands in a list: where it was handed out is not
+ * to be read there any more. */
+TEST(shard_a_use_of_what_is_given_back_just_now)
+{
+    site s = open_site(64 * MIB);
+    gm_stream_use own = new_stream(s.sim, 0, true), other = new_stream(s.sim, 0, true);
+    holding first = take_for(s.pool, UNITS(1), own.key);
+    holding h = take_for(s.pool, UNITS(1), own.key);
+    gm_shard *shard = gm_pool_shard(s.pool, own.key);
+
+    gm_lock_acquire(&shard->lock);
+    let_go(first);
+    let_go(h);
+    gm_lock_release(&shard->lock);
+    record(h, own); // nobody has seen to it yet
+    CHECK_EQ(gm_pool_record_use(s.pool, h.block, h.generation, &other),
+             GM_ERR_NOT_OWNED);
+    CHECK_EQ(gm_pool_record_use(s.pool, h.block, h.generation, &own), GM_ERR_NOT_OWNED);
+    CHECK_EQ(stats_of(s.pool).used_bytes, 0);
     end_stream(s.sim, own);
     end_stream(s.sim, other);
     close_site(s);
