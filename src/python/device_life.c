@@ -76,7 +76,7 @@ memory_is_there(const gmpy_state *st, PyObject *mem)
     uint64_t life = 0;
 
     if (Py_IS_TYPE(mem, gmpy_type(st->PooledMemoryType))) {
-        return gmpy_pooled_memory_is_there((const gmpy_pooled_memory *)mem);
+        return gmpy_pooled_memory_is_there(mem);
     }
     if (Py_IS_TYPE(mem, gmpy_type(st->PooledPinnedMemoryType))) {
         return gmpy_pooled_pinned_memory_is_there(mem);
@@ -101,7 +101,7 @@ gmpy_memory_check(gmpy_state *st, PyObject *mem)
 {
     const gmpy_base_memory *base = (const gmpy_base_memory *)mem;
 
-    if (!mem || !base->ptr) {
+    if (!mem || !gmpy_memory_ptr(base)) {
         PyErr_SetString(PyExc_ValueError,
                         mem && base->size ? "the memory was given back"
                                           : "there is no memory behind the pointer");

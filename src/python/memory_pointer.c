@@ -249,7 +249,7 @@ fill_once(gmpy_pointer *self, gmpy_state *st, PyObject *mem, ptrdiff_t offset)
                      Py_TYPE((PyObject *)self)->tp_name);
     }
     else {
-        result = gmpy_address_add(base->ptr, offset, &self->ptr);
+        result = gmpy_address_add(gmpy_memory_ptr(base), offset, &self->ptr);
     }
     if (result == 0) {
         self->st = st;

@@ -421,6 +421,13 @@ typedef struct gmpy_base_memory {
     uint32_t generation; // PooledMemory's; here because there is room
 } gmpy_base_memory;
 
+/* Where it is; 0 once it was given back, which another thread may do at any time. */
+static inline uintptr_t
+gmpy_memory_ptr(const gmpy_base_memory *mem)
+{
+    return __atomic_load_n(&mem->ptr, __ATOMIC_RELAXED);
+}
+
 int gmpy_memory_init(PyObject *module, gmpy_state *st);
 
 /* Memory taken from the device as it is: Memory, ManagedMemory, PinnedMemory. What is
@@ -493,15 +500,8 @@ typedef struct gmpy_pooled_memory {
 int gmpy_pooled_memory_init(PyObject *module, gmpy_state *st);
 
 /* Whether the handle's block is its own still: not so once it was given back, be it by
- * its address, and where its device was reset. The segment is gone then. */
-static inline bool
-gmpy_pooled_memory_is_there(const gmpy_pooled_memory *self)
-{
-    const gm_block *block = self->block;
-
-    return block && __atomic_load_n(&block->generation, __ATOMIC_RELAXED) ==
-                        self->base.generation;
-}
+ * its address, and where its device was reset. */
+bool gmpy_pooled_memory_is_there(PyObject *mem);
 
 /* Somebody else sees `mem`, any memory of which the caller has a reference, until the
  * same ends: free() by hand is put off. 0, or -1 with MemoryError or with ValueError
@@ -509,8 +509,9 @@ gmpy_pooled_memory_is_there(const gmpy_pooled_memory *self)
 int gmpy_export_begin(gmpy_state *st, PyObject *mem);
 void gmpy_export_end(gmpy_state *st, PyObject *mem);
 
-/* The memory that `mem` is made of, borrowed: itself, or for a PooledMemory what its
- * pool took it from. NULL for plain device memory of a pool, and once it is gone. */
+/* The memory that `mem` is made of, a new reference: itself, or for a PooledMemory what
+ * its pool took it from. NULL for plain device memory of a pool, and once it is gone.
+ */
 PyObject *gmpy_memory_under(gmpy_state *st, PyObject *mem);
 
 /* ---- memory_pointer.c ---- */

@@ -29,14 +29,18 @@ check_range(gmpy_pointer *pointer, size_t size)
 {
     const gmpy_base_memory *mem;
     PyObject *behind;
+    uintptr_t base;
     size_t start;
 
-    if (gmpy_pointer_mem(pointer, &behind) < 0 ||
-        gmpy_memory_check(pointer->st, behind) < 0) {
+    if (gmpy_pointer_mem(pointer, &behind) < 0) {
         return -1;
     }
     mem = (const gmpy_base_memory *)behind;
-    start = pointer->ptr - mem->ptr; // wraps, and so fails below, before the start
+    base = mem ? gmpy_memory_ptr(mem) : 0; // before the check: it only ever ends
+    if (gmpy_memory_check(pointer->st, behind) < 0) {
+        return -1;
+    }
+    start = pointer->ptr - base; // wraps, and so fails below, before the start
     if (start > mem->size || size > mem->size - start) {
         PyErr_Format(PyExc_ValueError,
                      "%zu bytes at offset %zd do not fit the memory of %zu bytes", size,

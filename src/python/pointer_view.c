@@ -52,6 +52,7 @@ gmpy_pointer_find_kind(gmpy_state *st,
     else {
         *out = GM_POINTER_DEVICE;
     }
+    Py_XDECREF(mem);
     return status;
 }
 
@@ -80,7 +81,7 @@ gmpy_pointer_remaining(const gmpy_pointer *self, size_t *out)
     if (!mem) {
         return gmpy_pointer_is_none(self);
     }
-    base = __atomic_load_n(&mem->ptr, __ATOMIC_RELAXED); // 0 once it was given back
+    base = gmpy_memory_ptr(mem);
     if (!base && mem->size) {
         PyErr_SetString(PyExc_ValueError, "the memory was given back");
         return -1;

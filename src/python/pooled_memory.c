@@ -73,18 +73,15 @@ gmpy_block_give_back(gm_pool *pool, gm_block *block, uint32_t generation)
     gm_pool_free(pool, block, generation);
 }
 
-/* The block, which is the caller's to give back; NULL when it went already. */
+/* The block, which is the caller's to give back; NULL when it went already. Inside the
+ * object's critical section, so that whoever sees the block in there can look at it. */
 static gm_block *
 pooled_memory_take_block(gmpy_pooled_memory *self)
 {
-#ifdef Py_GIL_DISABLED
-    return __atomic_exchange_n(&self->block, NULL, __ATOMIC_ACQ_REL);
-#else
     gm_block *block = self->block;
 
     self->block = NULL;
     return block;
-#endif
 }
 
 /* The same with the memory hooks called before and after. Keeps the pending
@@ -191,13 +188,17 @@ void
 gmpy_export_end(gmpy_state *st, PyObject *mem)
 {
     gmpy_pooled_memory *self = (gmpy_pooled_memory *)mem;
+    gm_block *block;
     uintptr_t ptr;
 
     if (!Py_IS_TYPE(mem, gmpy_type(st->PooledMemoryType))) {
         gmpy_pooled_pinned_memory_unexport(mem);
     }
     else if (gmpy_exports_remove(&st->exports, mem, &ptr)) {
-        pooled_memory_finish(self, pooled_memory_take_block(self), ptr);
+        Py_BEGIN_CRITICAL_SECTION(mem);
+        block = pooled_memory_take_block(self);
+        Py_END_CRITICAL_SECTION();
+        pooled_memory_finish(self, block, ptr);
     }
 }
 
@@ -226,7 +227,7 @@ pooled_memory_free(PyObject *op, PyObject *Py_UNUSED(ignored))
                 !gmpy_exports_put_off(&self->st->exports, self, ptr))) {
         block = pooled_memory_take_block(self);
     }
-    self->base.ptr = 0;
+    __atomic_store_n(&self->base.ptr, 0, __ATOMIC_RELAXED);
     Py_END_CRITICAL_SECTION();
     pooled_memory_finish(self, block, ptr);
     Py_RETURN_NONE;
@@ -236,21 +237,57 @@ static PyObject *
 pooled_memory_pool(PyObject *op, void *Py_UNUSED(closure))
 {
     gmpy_pooled_memory *self = (gmpy_pooled_memory *)op;
+    gm_pool *pool = NULL;
+    PyObject *reference;
 
-    return gmpy_upstream_reference(self->block && self->base.ptr ? self->pool : NULL);
+    Py_BEGIN_CRITICAL_SECTION(op);
+    if (self->block && self->base.ptr) {
+        pool = self->pool;
+        gm_pool_ref(pool);
+    }
+    Py_END_CRITICAL_SECTION();
+    reference = gmpy_upstream_reference(pool);
+    if (pool) {
+        gm_pool_unref(pool);
+    }
+    return reference;
+}
+
+/* Inside the object's critical section. */
+static bool
+is_there(const gmpy_pooled_memory *self)
+{
+    return self->block && __atomic_load_n(&self->block->generation, __ATOMIC_RELAXED) ==
+                              self->base.generation;
+}
+
+bool
+gmpy_pooled_memory_is_there(PyObject *mem)
+{
+    bool there;
+
+    Py_BEGIN_CRITICAL_SECTION(mem);
+    there = is_there((const gmpy_pooled_memory *)mem);
+    Py_END_CRITICAL_SECTION();
+    return there;
 }
 
 PyObject *
 gmpy_memory_under(gmpy_state *st, PyObject *mem)
 {
     const gmpy_pooled_memory *pooled = (const gmpy_pooled_memory *)mem;
+    PyObject *found = NULL;
 
     if (!Py_IS_TYPE(mem, gmpy_type(st->PooledMemoryType))) {
-        return mem;
+        return Py_NewRef(mem);
     }
-    return gmpy_pooled_memory_is_there(pooled)
-               ? gmpy_upstream_memory_of(gmpy_upstream_of(pooled->pool), pooled->block)
-               : NULL;
+    Py_BEGIN_CRITICAL_SECTION(mem);
+    if (is_there(pooled)) { // and with it the segment, and what that keeps
+        found = Py_XNewRef(
+            gmpy_upstream_memory_of(gmpy_upstream_of(pooled->pool), pooled->block));
+    }
+    Py_END_CRITICAL_SECTION();
+    return found;
 }
 
 /* ---- what the memory is made of ---- */
@@ -260,8 +297,10 @@ pooled_memory_identity(PyObject *op, void *Py_UNUSED(closure))
 {
     gmpy_state *st = ((gmpy_pooled_memory *)op)->st;
     PyObject *mem = gmpy_memory_under(st, op);
+    PyObject *name = PyType_GetName(mem ? Py_TYPE(mem) : gmpy_type(st->MemoryType));
 
-    return PyType_GetName(mem ? Py_TYPE(mem) : gmpy_type(st->MemoryType));
+    Py_XDECREF(mem);
+    return name;
 }
 
 /* 0 where the memory can be moved and advised about, else -1 with TypeError. */
@@ -269,20 +308,23 @@ static int
 pooled_memory_check_migrates(PyObject *op, const char *name)
 {
     gmpy_pooled_memory *self = (gmpy_pooled_memory *)op;
+    bool migrates;
     PyObject *mem;
 
     if (gmpy_memory_check(self->st, op) < 0) {
         return -1;
     }
     mem = gmpy_memory_under(self->st, op);
-    if (mem && (PyObject_TypeCheck(mem, gmpy_type(self->st->ManagedMemoryType)) ||
-                PyObject_TypeCheck(mem, gmpy_type(self->st->SystemMemoryType)))) {
-        return 0;
+    migrates =
+        mem && (PyObject_TypeCheck(mem, gmpy_type(self->st->ManagedMemoryType)) ||
+                PyObject_TypeCheck(mem, gmpy_type(self->st->SystemMemoryType)));
+    if (!migrates) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s is for managed and system memory; this pool's is %s", name,
+                     mem ? Py_TYPE(mem)->tp_name : "the device's own");
     }
-    PyErr_Format(PyExc_TypeError,
-                 "%s is for managed and system memory; this pool's is %s", name,
-                 mem ? Py_TYPE(mem)->tp_name : "the device's own");
-    return -1;
+    Py_XDECREF(mem);
+    return migrates ? 0 : -1;
 }
 
 static PyObject *

@@ -176,8 +176,20 @@ static PyObject *
 pooled_pinned_memory_pool(PyObject *op, void *Py_UNUSED(closure))
 {
     pooled_pinned_memory *self = (pooled_pinned_memory *)op;
+    gm_pool *pool = NULL;
+    PyObject *reference;
 
-    return gmpy_upstream_reference(self->freed ? NULL : self->pool);
+    Py_BEGIN_CRITICAL_SECTION(op);
+    if (!self->freed) {
+        pool = self->pool;
+        gm_pool_ref(pool);
+    }
+    Py_END_CRITICAL_SECTION();
+    reference = gmpy_upstream_reference(pool);
+    if (pool) {
+        gm_pool_unref(pool);
+    }
+    return reference;
 }
 
 static PyGetSetDef pooled_pinned_memory_getset[] = {

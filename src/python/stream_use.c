@@ -165,7 +165,8 @@ gmpy_record_stream(PyObject *op,
         gmpy_pointer_mem(self, &mem) < 0) {
         return NULL;
     }
-    if (gmpy_is_pooled(self->st, mem) && !((const gmpy_base_memory *)mem)->ptr) {
+    if (gmpy_is_pooled(self->st, mem) &&
+        !gmpy_memory_ptr((const gmpy_base_memory *)mem)) {
         PyErr_SetString(PyExc_ValueError, "the memory was given back");
         return NULL;
     }

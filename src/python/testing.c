@@ -23,7 +23,7 @@ testing_placement(PyObject *module, PyObject *arg)
 {
     gmpy_state *st = gmpy_state_of_module(module);
     PyObject *behind = NULL;
-    const gmpy_pooled_memory *mem;
+    gmpy_used used;
     uint64_t serial;
     size_t offset;
     gm_status status;
@@ -36,10 +36,11 @@ testing_placement(PyObject *module, PyObject *arg)
         PyErr_SetString(PyExc_TypeError, "expected a MemoryPointer into pooled memory");
         return NULL;
     }
-    mem = (const gmpy_pooled_memory *)behind;
-    status = mem->block ? gm_pool_placement(mem->pool, mem->block, mem->base.generation,
-                                            &serial, &offset)
-                        : GM_ERR_NOT_OWNED;
+    used = gmpy_used_begin(st, behind);
+    status = used.pool ? gm_pool_placement(used.pool, used.block, used.generation,
+                                           &serial, &offset)
+                       : GM_ERR_NOT_OWNED;
+    gmpy_used_end(&used);
     if (status != GM_OK) {
         PyErr_SetString(PyExc_ValueError, "the memory was given back");
         return NULL;
