@@ -406,3 +406,32 @@ def test_what_a_thread_keeps_for_reuse_ends_with_it(pool, in_threads):
     after = [sys.getrefcount(t) for t in (gpumem.MemoryPointer, gpumem.PooledMemory)]
     assert after == before
     at_rest(pool)
+
+
+def test_what_is_given_back_while_others_look_at_it(in_threads):
+    """Is there or was given back, and nothing in between, though its pool ends too."""
+
+    def look(pointer, stream):
+        pointer.record_stream(stream)
+        assert pointer.__cuda_array_interface__["shape"] == (UNIT,)
+        with memoryview(pointer) as view:
+            assert view.nbytes == UNIT
+
+    for _ in range(20):
+        pointer = MemoryPool().malloc(UNIT)  # of a pool that nobody has
+
+        def work(index, memory=pointer.mem, pointer=pointer):
+            own, wrong = Stream(), set()
+            for turn in range(40):
+                if (index, turn) == (0, 10):
+                    memory.free()
+                try:
+                    look(pointer, own)
+                except ValueError as error:
+                    wrong.add(str(error))
+                assert (memory.pool() is None, memory.identity) == (True, "Memory")
+            return wrong
+
+        told = in_threads(THREADS, work)
+        assert set().union(*told) == {"the memory was given back"}
+        assert pointer.mem.ptr == 0

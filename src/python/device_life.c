@@ -101,18 +101,19 @@ gmpy_memory_check(gmpy_state *st, PyObject *mem)
 {
     const gmpy_base_memory *base = (const gmpy_base_memory *)mem;
 
-    if (!mem || !gmpy_memory_ptr(base)) {
+    if (mem && gmpy_memory_ptr(base) && memory_is_there(st, mem)) {
+        return 0;
+    }
+    if (!mem || !gmpy_memory_ptr(base)) { // perhaps only now
         PyErr_SetString(PyExc_ValueError,
                         mem && base->size ? "the memory was given back"
                                           : "there is no memory behind the pointer");
-        return -1;
     }
-    if (!memory_is_there(st, mem)) {
+    else {
         PyErr_Format(PyExc_RuntimeError,
                      "the memory is gone: device %d was reset after it was taken, or "
                      "its pool was given it back by its address; allocate it anew",
                      base->device_id);
-        return -1;
     }
-    return 0;
+    return -1;
 }
