@@ -89,7 +89,7 @@ const char gmpy_pointer_dlpack_device_doc[] = PyDoc_STR(
 PyObject *
 gmpy_pointer_dlpack_device(PyObject *op, PyObject *Py_UNUSED(ignored))
 {
-    dlpack_device device;
+    dlpack_device device = {0};
 
     return native_device((gmpy_pointer *)op, &device) < 0
                ? NULL
