@@ -5,9 +5,9 @@
  *
  * In a window what is free stays, an echo gets its page back, and grains that were
  * never mapped get pages, new ones as long as these come ahead of others: the largest
- * that fit into what is missing there. Where only larger ones are left the smallest of
- * these may reach beyond the window, if there is room; what the request leaves of it is
- * free memory at its new place.
+ * that fit into what is missing there. For a large request the last new one, and where
+ * only larger ones are left the smallest of these, may reach beyond the window, if
+ * there is room; what the request leaves of it is free memory at its place.
  *
  * A plan cuts everything out of free memory and holes that it is about, a MOVING block
  * a page at both ends of its way, so that whether the calls for it succeed decides what
@@ -155,13 +155,16 @@ add_move(filling *f, gm_page *page, gm_place *place, uintptr_t addr, size_t size
     return true;
 }
 
-/* The largest power of two in grains that is in both. */
+/* The size of a page to be made for `missing` bytes, behind which `room` bytes are free
+ * of places. */
 static size_t
-made_size(const filling *f, size_t missing)
+made_size(const filling *f, size_t missing, size_t room)
 {
+    size_t whole = f->sources->whole ? f->ahead : 0;
     size_t size = f->sources->most;
 
-    while (size > missing) {
+    whole = whole < room ? whole : room;
+    while (size > missing && size > whole) {
         size /= 2;
     }
     return size;
@@ -176,7 +179,7 @@ fill_grains(filling *f, uintptr_t addr, size_t missing, size_t room)
 
     while (done < missing) {
         gm_page *page = NULL;
-        size_t size = made_size(f, missing - done);
+        size_t size = made_size(f, missing - done, room - done);
 
         if (size > f->ahead) {
             page = choose_page(f, missing - done, room - done);

@@ -292,6 +292,7 @@ typedef struct gm_sources {
     size_t ahead;  // bytes, before any page moves
     size_t budget; // bytes, at all
     size_t most;   // bytes of one page that is made, a power of two in grains
+    bool whole;    // the last one may be larger than what is missing, if it comes ahead
 } gm_sources;
 
 /* Chooses pages for all of the window that lies in holes, and takes them and the window

@@ -20,10 +20,13 @@
  * Sizes. The calls for a page cost the same whatever its size; but the smallest block
  * in one keeps it, and what is lost at the ends of the memory in use is about half a
  * page each. So a page is a small share of what is held, of all that is left at most a
- * smaller one, and larger where the block is: one of 16 MiB is one page. Who sets a
- * limit is short of memory, and gets no such large ones. Over the eight traces in
- * benchmarks/traces this makes 0.61 of the calls at first that pages of 1/256 of what
- * is held take, and still most of them run within 1.011 times what they have in use.
+ * smaller one. Who sets a limit is short of memory. Without one pages are larger, also
+ * in a pool that holds little; and the last page for a large request may be larger than
+ * what is missing, if it is made before anything moves: what the request leaves of it
+ * is the next one's. Over the eight traces in benchmarks/traces that makes 0.72 of the
+ * calls at first that pages of at most 16 MiB do which are no larger than what is
+ * missing, and at most 1.03 of what is in use is held; under a limit most of them run
+ * within 1.011 times what they have in use.
  *
  * What could be had is known before anything is made: new pages are planned only as far
  * as the device says that it has memory, and addresses are wanted only for a request
@@ -37,11 +40,16 @@ enum {
     RESERVE = 64, // the share of what was in use at once that may be held beyond
 
     // What a page is at most:
-    SHARE = 384,      // this share of what the pool holds
-    SHARE_LEFT = 512, // but of what limit and device leave this one, the last ones fine
-    WHOLE = 8,        // or grains, as far as the request goes, if there is no limit
-    WHOLE_LITTLE = 4, // the same in a pool that holds little:
-    SHARE_WHOLE = 128 // less than this many of the larger ones
+    SHARE = 384,      // this share of what the pool holds, if that has a limit
+    SHARE_FREE = 168, // or this one
+    SHARE_LEFT = 512, // of what limit and device leave this one, the last ones fine
+
+    // Without a limit, more in a pool that holds little:
+    SHARE_LITTLE = 40, // this share, where that is
+    LEAST = 4,         // from so many grains
+    LITTLE = 8,        // to so many
+
+    LARGE = 6 // grains that a request has for whose sake more is made than is missing
 };
 
 /* What the limit leaves, in whole grains. */
@@ -72,21 +80,30 @@ reserve_locked(gm_pool *pool, size_t rounded)
     return most > held ? most - held : 0;
 }
 
+/* Bytes of the largest page for the request in a pool without a limit that then holds
+ * so much. */
+static size_t
+largest_free(size_t rounded, size_t held, size_t grain)
+{
+    size_t little = held / SHARE_LITTLE;
+    size_t most = held / SHARE_FREE;
+
+    little = little < LITTLE * grain ? little : LITTLE * grain;
+    little = little > LEAST * grain ? little : LEAST * grain;
+    most = most < rounded ? most : rounded;
+    return most > little ? most : little;
+}
+
 /* Bytes of the largest page to be made for a request where so much is left. */
 static size_t
 largest_page_locked(const gm_pool *pool, size_t rounded, size_t left)
 {
     size_t grain = pool->paging.grain;
     size_t held = pool->stats.total_bytes + rounded;
-    size_t most = held / SHARE;
+    size_t most =
+        pool->stats.limit_bytes ? held / SHARE : largest_free(rounded, held, grain);
     size_t size = grain << (GM_PAGE_CLASSES - 1);
 
-    if (!pool->stats.limit_bytes) {
-        size_t whole = held / SHARE_WHOLE < WHOLE * grain ? WHOLE_LITTLE : WHOLE;
-
-        whole = rounded < whole * grain ? rounded : whole * grain;
-        most = most > whole ? most : whole;
-    }
     most = most < left / SHARE_LEFT ? most : left / SHARE_LEFT;
     while (size > most && size > grain) {
         size /= 2;
@@ -192,6 +209,8 @@ plan_pages_locked(gm_attempt *a,
     sources.budget = most < left ? most : left;
     sources.ahead = ahead < left ? ahead : left;
     sources.most = largest_page_locked(a->pool, a->rounded, left);
+    sources.whole =
+        !a->pool->stats.limit_bytes && a->rounded >= LARGE * a->pool->paging.grain;
     return plan_by_locked(a, arena, look, &both, &sources);
 }
 

@@ -216,13 +216,27 @@ is_usable(const gm_block *block)
     return block && (block->state == GM_BLOCK_FREE || block->state == GM_BLOCK_HOLE);
 }
 
+/* Whether the run that begins with the block is long enough, all of it taken as if
+ * nothing were in the way: its places are many, its blocks few. */
+static bool
+may_hold(const run *r, const gm_block *block)
+{
+    size_t size = 0;
+
+    while (size < r->rounded && is_usable(block)) {
+        size += block->size;
+        block = block->next;
+    }
+    return size >= r->rounded;
+}
+
 /* Looks at the run that the hole is in, if it is the first hole of it. */
 static void
 look_at_run(run *r, gm_block *hole)
 {
     gm_block *block = is_usable(hole->prev) ? hole->prev : hole;
 
-    if (block != hole && is_usable(block->prev)) {
+    if ((block != hole && is_usable(block->prev)) || !may_hold(r, block)) {
         return;
     }
     for (; is_usable(block); block = block->next) {

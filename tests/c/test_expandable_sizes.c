@@ -18,12 +18,12 @@ pages_made_for(site s, size_t grains, holding *out)
     return stats_of(s.pool).upstream_allocations - before;
 }
 
-/* As large as the request up to four grains, and up to eight in a pool that holds 128
- * of these. */
+/* As large as the request up to four grains, and up to eight in a pool that holds 40
+ * of these; larger ones are 1/168 of what is held. */
 TEST(expandable_makes_large_pages_for_large_requests)
 {
     site s = open_paged_site(16384 * PAGE);
-    holding h[6];
+    holding h[8];
 
     CHECK_EQ(pages_made_for(s, 1, &h[0]), 1);
     CHECK_EQ(pages_made_for(s, 4, &h[1]), 1);
@@ -31,7 +31,30 @@ TEST(expandable_makes_large_pages_for_large_requests)
     CHECK_EQ(pages_made_for(s, 8, &h[3]), 2);
     CHECK_EQ(pages_made_for(s, 1024, &h[4]), 1024 / 8);
     CHECK_EQ(pages_made_for(s, 8, &h[5]), 1);
-    for (size_t i = 0; i < 6; i++) {
+    CHECK_EQ(pages_made_for(s, 2048, &h[6]), 2048 / 16);
+    CHECK_EQ(pages_made_for(s, 16, &h[7]), 1);
+    for (size_t i = 0; i < 8; i++) {
+        drop(h[i]);
+    }
+    close_site(s);
+}
+
+/* A request of six grains or more gets more than it needs in whole pages, out of what
+ * may be held beyond what is in use; the next ones have the rest. */
+TEST(expandable_makes_whole_pages_for_large_requests)
+{
+    site s = open_paged_site(16384 * PAGE);
+    holding h[5];
+
+    CHECK_EQ(pages_made_for(s, 1024, &h[0]), 1024 / 8);
+    CHECK_EQ(pages_made_for(s, 9, &h[1]), 2);
+    CHECK_EQ(stats_of(s.pool).total_bytes, (1024 + 16) * PAGE);
+    CHECK_EQ(pages_made_for(s, 7, &h[2]), 0);
+    CHECK_EQ(pages_made_for(s, 5, &h[3]), 2);
+    CHECK_EQ(gm_pool_set_limit(s.pool, 8192 * PAGE), GM_OK);
+    CHECK_EQ(pages_made_for(s, 9, &h[4]), 5); // of two grains, and of one
+    CHECK_EQ(stats_of(s.pool).total_bytes, (1024 + 16 + 5 + 9) * PAGE);
+    for (size_t i = 0; i < 5; i++) {
         drop(h[i]);
     }
     close_site(s);
