@@ -414,9 +414,11 @@ def test_what_is_given_back_while_others_look_at_it(in_threads):
     def look(pointer, stream):
         pointer.record_stream(stream)
         assert pointer.__cuda_array_interface__["shape"] == (UNIT,)
-        with memoryview(pointer) as view:
-            assert view.nbytes == UNIT
+        if visible:
+            with memoryview(pointer) as view:
+                assert view.nbytes == UNIT
 
+    visible = gpumem.get_backend() == "sim"  # the host reads no GPU's memory
     for _ in range(20):
         pointer = MemoryPool().malloc(UNIT)  # of a pool that nobody has
 
