@@ -183,6 +183,16 @@ def _giving(rows: Rows) -> str | None:
     return f"{ours:.2f} ms; {theirs:.0f} ms with plain segments"
 
 
+def _comb(rows: Rows) -> str | None:
+    """One block of 48% where half is free in pieces; what of 52% could be had."""
+    found = _found(rows, _EXPANDABLE, "48%")
+    refused = _found(rows, _EXPANDABLE, "52%")
+    if not found or not refused:
+        return None
+    named = refused[0].extra["could_be_had"] / 2**30
+    return f"{found[0].median:.0f} ms, {found[0].note}; of 52% {named:.1f} GiB named"
+
+
 def _in_flight(rows: Rows) -> str | None:
     if not rows:
         return None
@@ -293,6 +303,10 @@ LINES = (
     Line(
         "giving back what is cached behind a kernel of 60 ms, expandable segments",
         *("b9", "below 5 ms", _giving),
+    ),
+    Line(
+        "every other 64th of the card free, expandable segments: a block of 48% of it",
+        *("b6comb", "is had; 52% fails", _comb),
     ),
     Line(
         "training GPT-2 in PyTorch, expandable segments: most bytes held, and time a"

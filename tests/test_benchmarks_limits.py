@@ -332,6 +332,18 @@ def test_line_about_the_first_pass():
     assert told("recorded traces, first pass", rows) == "0.80 to 1.25x"
 
 
+def test_line_about_pieces():
+    who, could = "gpumem, expandable", {"could_be_had": 3 << 29}
+    case = "% of the device, half of it free"
+    fits = row("b6comb", f"48{case}", who, 123.4, note="contents intact")
+    exceeds = row("b6comb", f"52{case}", who, 150.0, extra=could)
+    measure = "every other 64th of the card"
+    assert told(measure, [fits, exceeds]) == (
+        "123 ms, contents intact; of 52% 1.5 GiB named"
+    )
+    assert told(measure, [exceeds]) is None
+
+
 def test_lines_about_programs():
     def rows_of(who, peak, spent):
         return [
