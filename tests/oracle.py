@@ -7,7 +7,8 @@ large enough; among equals the one in the oldest segment, then the lowest offset
 is left over stays free. A freed block joins free neighbours and goes back to the stream
 it came from. When nothing fits, a new segment of exactly the rounded size is made;
 segments are numbered from 0 in the order they are made. If that would exceed the limit,
-all segments with no live block go back first, whatever their stream.
+segments with no live block go back first, whatever their stream: those of at least a
+twentieth of the request, and where these are not enough, all.
 
 With growth the new segment is larger than the request: by an eighth of what the stream
 has then, or by the growth, whichever is more; but by no more than leaves as much free
@@ -126,11 +127,11 @@ class BestFitPool:
                 segment.add(block)
         self._list(block)
 
-    def release_idle(self):
-        """Gives back every segment that is one free block."""
+    def release_idle(self, smallest=0):
+        """Gives back every segment of that size or more that is one free block."""
         for segment in list(self._segments.values()):
             first = segment.blocks[0]
-            if first.free and first.size == segment.size:
+            if first.free and first.size == segment.size >= smallest:
                 self._unlist(first)
                 del self._segments[segment.serial]
                 self.total -= segment.size
@@ -159,7 +160,9 @@ class BestFitPool:
 
     def _new_segment(self, size, stream):
         if self.limit is not None and self.total + size > self.limit:
-            self.release_idle()
+            self.release_idle(size // 20)
+            if self.total + size > self.limit:
+                self.release_idle()
             if self.total + size > self.limit:
                 raise OutOfMemory(size)
         whole = self._grown(size, stream)

@@ -59,7 +59,10 @@ gm_pool_may_spare_locked(const gm_pool *pool, size_t held, size_t size, size_t f
 }
 
 gm_segment *
-gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena, size_t floor)
+gm_pool_unlink_idle_locked(gm_pool *pool,
+                           const gm_arena *arena,
+                           size_t smallest,
+                           size_t floor)
 {
     gm_segment *chain = NULL;
     gm_segment **link = &chain;
@@ -68,7 +71,8 @@ gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena, size_t floor)
     while (segment) {
         gm_segment *next = segment->next;
 
-        if (gm_segment_is_idle(segment) && (!arena || segment->arena == arena) &&
+        if (gm_segment_is_idle(segment) && segment->size >= smallest &&
+            (!arena || segment->arena == arena) &&
             gm_pool_may_spare_locked(pool, pool->stats.total_bytes, segment->size,
                                      floor)) {
             pool_unlink_locked(pool, segment);
@@ -124,8 +128,9 @@ gm_pool_give_back(gm_pool *pool, gm_segment *chain)
 
 /* What is to be left. */
 typedef struct least {
-    size_t target; // bytes in all
-    bool needed;   // by a request: of the reserve nothing
+    size_t target;   // bytes in all
+    bool needed;     // by a request: of the reserve nothing
+    size_t smallest; // bytes: segments that are smaller
 } least;
 
 /* Does what was asked for once nothing is being recorded any more. */
@@ -163,7 +168,7 @@ release_idle(gm_pool *pool, const gm_stream_key *arena_key, const least *left)
         arena = gm_arena_search(&pool->arenas, *arena_key);
     }
     if (!arena_key || arena) {
-        chain = gm_pool_unlink_idle_locked(pool, arena, floor);
+        chain = gm_pool_unlink_idle_locked(pool, arena, left->smallest, floor);
     }
     gm_pool_unlock(pool);
     return gm_pool_give_back(pool, chain) + gm_pages_release(pool, arena_key, floor);
@@ -200,9 +205,10 @@ gm_pool_trim(gm_pool *pool, size_t target)
 }
 
 size_t
-gm_pool_reclaim_idle(gm_pool *pool)
+gm_pool_reclaim_idle(gm_pool *pool, size_t smallest)
 {
-    return trim(pool, &(least){.needed = true}) + gm_pages_settle(pool, true);
+    return trim(pool, &(least){.needed = true, .smallest = smallest}) +
+           gm_pages_settle(pool, true);
 }
 
 gm_status

@@ -157,7 +157,7 @@ pool_leave_closed(gm_pool *pool)
 
     gm_pool_ref(pool);
     do {
-        gm_segment *chain = gm_pool_unlink_idle_locked(pool, NULL, 0);
+        gm_segment *chain = gm_pool_unlink_idle_locked(pool, NULL, 0, 0);
         bool end = pool_may_end_locked(pool);
         bool waiting = look && (pool->dropped || pool->lanes);
 

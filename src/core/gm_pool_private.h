@@ -408,20 +408,23 @@ gm_is_shortage(gm_status status)
 /* Takes a segment without blocks out of the pool's list, its arena and the counters. */
 void gm_pool_unlink_segment_locked(gm_pool *pool, gm_segment *segment);
 
-/* Takes every idle segment, or every one of `arena` unless that is NULL, out of the
- * pool, chained by `next`, but for those without which it would hold less than `floor`
- * bytes. Their bytes count as releasing until gm_pool_give_back. */
-gm_segment *
-gm_pool_unlink_idle_locked(gm_pool *pool, const gm_arena *arena, size_t floor);
+/* Takes every idle segment of at least `smallest` bytes, or every one of `arena` unless
+ * that is NULL, out of the pool, chained by `next`, but for those without which it
+ * would hold less than `floor` bytes. Their bytes count as releasing until
+ * gm_pool_give_back. */
+gm_segment *gm_pool_unlink_idle_locked(gm_pool *pool,
+                                       const gm_arena *arena,
+                                       size_t smallest,
+                                       size_t floor);
 
 /* Whether a pool that holds `held` bytes may do without `size` of them: so that `floor`
  * stay, or because it holds more than its limit. */
 bool
 gm_pool_may_spare_locked(const gm_pool *pool, size_t held, size_t size, size_t floor);
 
-/* As gm_pool_release_idle for a request that finds no memory: reserves or not, and
- * waits for pages. */
-size_t gm_pool_reclaim_idle(gm_pool *pool);
+/* As gm_pool_release_idle for a request that finds no memory: reserves or not, no
+ * segments of less than `smallest` bytes, and waits for pages. */
+size_t gm_pool_reclaim_idle(gm_pool *pool, size_t smallest);
 
 /* Gives the pieces of such a chain upstream, without the lock. Returns bytes. */
 size_t gm_pool_give_back(gm_pool *pool, gm_segment *chain);

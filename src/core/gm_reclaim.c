@@ -71,7 +71,7 @@ release_siblings(const gm_pool *pool, int device, bool over)
     while ((sibling = gm_pool_next_sibling(pool, device, &after)) != NULL) {
         if (!over || may_lie_over_another(sibling)) {
             (void)gm_pool_settle_all(sibling); // as much as comes free goes below
-            bytes += gm_pool_reclaim_idle(sibling);
+            bytes += gm_pool_reclaim_idle(sibling, 0);
         }
         gm_pool_lock(sibling); // its owner may have let go of it meanwhile
         gm_pool_leave(sibling);
@@ -103,9 +103,17 @@ gm_pools_visit(void (*visit)(gm_pool *pool, void *context), void *context)
     }
 }
 
+/* An idle segment of less than this part of a request makes it hardly any room, and is
+ * likely wanted again soon: it goes back if the others do not do. That leaves small
+ * requests their cache where memory is short, so that they cut up nothing large. */
+enum {
+    WORTH_GIVING = 20,
+};
+
 typedef enum reclaim_stage {
     RECLAIM_PENDING,  // what waits for a stream: waits too
-    RECLAIM_OWN,      // this pool's idle segments
+    RECLAIM_LARGE,    // this pool's idle segments that are worth it
+    RECLAIM_OWN,      // all of them
     RECLAIM_SIBLINGS, // those of the other pools on this device, and the driver's
     RECLAIM_LEND,     // a block that another stream has free
     RECLAIM_GARBAGE,  // what the collector can find, then the first three again
@@ -128,13 +136,21 @@ release_others(gm_pool *pool, gm_status why, const gm_rescue *rescue)
  * against this pool's limit, so giving it back does not help there, unless the sibling
  * took it from this pool. */
 static bool
-reclaim(gm_pool *pool, reclaim_stage stage, gm_status why, const gm_rescue *rescue)
+reclaim(gm_pool *pool,
+        const gm_request *request,
+        reclaim_stage stage,
+        gm_status why,
+        const gm_rescue *rescue)
 {
     switch (stage) {
     case RECLAIM_PENDING:
         return gm_pool_settle_all(pool) > 0;
+    case RECLAIM_LARGE:
+        return !pool->paging.on && // which gives back by page
+               gm_pool_reclaim_idle(pool, gm_size_round(request->size) / WORTH_GIVING) >
+                   0;
     case RECLAIM_OWN:
-        return gm_pool_reclaim_idle(pool) > 0;
+        return gm_pool_reclaim_idle(pool, 0) > 0;
     case RECLAIM_SIBLINGS:
         return release_others(pool, why, rescue) > 0;
     case RECLAIM_LEND: // frees nothing: see pool_attempt_all
@@ -143,9 +159,10 @@ reclaim(gm_pool *pool, reclaim_stage stage, gm_status why, const gm_rescue *resc
         if (!rescue || !rescue->collect || !rescue->collect(rescue->context)) {
             return false;
         }
-        (void)reclaim(pool, RECLAIM_PENDING, why, NULL); // garbage may have been live
-        (void)reclaim(pool, RECLAIM_OWN, why, NULL);
-        (void)reclaim(pool, RECLAIM_SIBLINGS, why, rescue);
+        // Garbage may have been live.
+        (void)reclaim(pool, request, RECLAIM_PENDING, why, NULL);
+        (void)reclaim(pool, request, RECLAIM_OWN, why, NULL);
+        (void)reclaim(pool, request, RECLAIM_SIBLINGS, why, rescue);
         return true;
     }
     return false;
@@ -195,7 +212,7 @@ pool_attempt_all(gm_pool *pool,
         if (stage == RECLAIM_LEND && gm_pool_lend(pool, request, rescue, out)) {
             return GM_OK;
         }
-        if (!reclaim(pool, stage, status, rescue) || attempts == ATTEMPTS) {
+        if (!reclaim(pool, request, stage, status, rescue) || attempts == ATTEMPTS) {
             stage++;
             continue;
         }

@@ -223,6 +223,26 @@ rounded_segment(const model *m, size_t rounded)
     return limit_allows(m, whole) ? whole : rounded;
 }
 
+/* Drops idle segments of at least `smallest` bytes. */
+static size_t
+release_from(model *m, const uint64_t *key, size_t smallest)
+{
+    size_t bytes = 0;
+
+    for (size_t i = m->segment_count; i-- > 0;) {
+        const model_segment *s = &m->segments[i];
+
+        if (s->block_count == 1 && s->blocks[0].requested == 0 && s->size >= smallest &&
+            (key == NULL || *key == s->key)) {
+            bytes += s->size;
+            m->releases++;
+            m->upstream_freed += s->size;
+            remove_segment(m, i);
+        }
+    }
+    return bytes;
+}
+
 static bool
 add_segment(model *m, size_t rounded, uint64_t key)
 {
@@ -230,7 +250,12 @@ add_segment(model *m, size_t rounded, uint64_t key)
 
     if (!limit_allows(m, rounded)) {
         // Nothing is reclaimed for what would not fit an empty pool.
-        m->retries += rounded <= m->limit && model_release(m, NULL) > 0;
+        if (rounded <= m->limit) {
+            m->retries += release_from(m, NULL, rounded / 20) > 0;
+        }
+        if (rounded <= m->limit && !limit_allows(m, rounded)) {
+            m->retries += release_from(m, NULL, 0) > 0;
+        }
         if (!limit_allows(m, rounded)) {
             m->refusals++;
             return false;
@@ -316,18 +341,5 @@ model_free(model *m, model_place place)
 size_t
 model_release(model *m, const uint64_t *key)
 {
-    size_t bytes = 0;
-
-    for (size_t i = m->segment_count; i-- > 0;) {
-        const model_segment *s = &m->segments[i];
-
-        if (s->block_count == 1 && s->blocks[0].requested == 0 &&
-            (key == NULL || *key == s->key)) {
-            bytes += s->size;
-            m->releases++;
-            m->upstream_freed += s->size;
-            remove_segment(m, i);
-        }
-    }
-    return bytes;
+    return release_from(m, key, 0);
 }

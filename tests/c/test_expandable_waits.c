@@ -138,7 +138,7 @@ wait_for_mark(site s, void (*what)(void))
     CHECK_EQ(stats_of(s.pool).pending_release_bytes, 2 * PAGE);
     table.event_synchronize = wait_for_event;
     meanwhile = what;
-    (void)gm_pool_reclaim_idle(s.pool);
+    (void)gm_pool_reclaim_idle(s.pool, 0);
     check_pool(s.pool);
     CHECK_EQ(stats_of(s.pool).total_bytes, 0);
 }
