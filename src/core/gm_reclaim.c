@@ -116,7 +116,7 @@ typedef enum reclaim_stage {
     RECLAIM_OWN,      // all of them
     RECLAIM_SIBLINGS, // those of the other pools on this device, and the driver's
     RECLAIM_LEND,     // a block that another stream has free
-    RECLAIM_GARBAGE,  // what the collector can find, then the first three again
+    RECLAIM_GARBAGE,  // what the collector can find, then what goes back, again
 } reclaim_stage;
 
 /* What is idle outside of this pool. */

@@ -271,7 +271,12 @@ class Pool:
             except NoMemory:
                 if 0 < self.n["limit_bytes"] < rounded(requested):
                     raise
-            if not (self.wait_for_pending() or self.release_idle()):
+            worth = rounded(requested) // 20
+            if not (
+                self.wait_for_pending()
+                or self.release_idle(smallest=worth)
+                or self.release_idle()
+            ):
                 block = self.lend(requested, queue)
                 if block is not None:
                     return block
@@ -375,8 +380,9 @@ class Pool:
             self.settle()
         return self.n["pending_bytes"] < before
 
-    def release_idle(self, queue=None):
-        """Of all streams, or of one. Whether there was any."""
+    def release_idle(self, queue=None, smallest=0):
+        """Of all streams, or of one; segments of `smallest` bytes or more. Whether
+        there was any."""
         self.flush()
         self.settle()
         if self.recording:
@@ -384,6 +390,7 @@ class Pool:
             return False
         idle = [each for each in self.segments.values() if each.idle]
         idle = [each for each in idle if queue in (None, each.queue)]
+        idle = [each for each in idle if each.size >= smallest]
         for segment in idle:
             self.unlist(segment.blocks[0], self.free[segment.queue])
             del self.segments[segment.serial]
