@@ -103,30 +103,28 @@ let_the_other_in(void)
 }
 
 /* Where no mark can be had the device is waited for, without the stream. */
-TEST(expandable_stream_ends_while_the_device_is_waited_for)
+static void
+release_while(void (*happens)(void))
 {
     site s = open_waited();
 
     table.event_create = make_no_event;
     table.device_synchronize = wait_for_device;
-    meanwhile = end_the_owner;
+    meanwhile = happens;
     CHECK_EQ(gm_pool_release_idle(s.pool), 2 * PAGE);
     check_pool(s.pool);
     CHECK_EQ(read_ledger(s.sim).handles, 0);
     close_waited(s);
 }
 
+TEST(expandable_stream_ends_while_the_device_is_waited_for)
+{
+    release_while(end_the_owner);
+}
+
 TEST(expandable_device_is_reset_while_it_is_waited_for)
 {
-    site s = open_waited();
-
-    table.event_create = make_no_event;
-    table.device_synchronize = wait_for_device;
-    meanwhile = reset_the_device;
-    CHECK_EQ(gm_pool_release_idle(s.pool), 2 * PAGE);
-    check_pool(s.pool);
-    CHECK_EQ(read_ledger(s.sim).handles, 0);
-    close_waited(s);
+    release_while(reset_the_device);
 }
 
 /* Leaves the pages waiting for a mark, and a wait for that. */
