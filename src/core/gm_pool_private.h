@@ -408,7 +408,7 @@ gm_is_shortage(gm_status status)
 /* Takes a segment without blocks out of the pool's list, its arena and the counters. */
 void gm_pool_unlink_segment_locked(gm_pool *pool, gm_segment *segment);
 
-/* Takes every idle segment of at least `smallest` bytes, or every one of `arena` unless
+/* Takes the idle segments of at least `smallest` bytes, those of `arena` alone unless
  * that is NULL, out of the pool, chained by `next`, but for those without which it
  * would hold less than `floor` bytes. Their bytes count as releasing until
  * gm_pool_give_back. */

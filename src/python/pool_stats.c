@@ -27,9 +27,9 @@ read_pool(
     *stats = (gm_stats){0};
     if (found > 0) {
         Py_BEGIN_ALLOW_THREADS;
+        // Not forked, or `find` had said so.
         (void)(survey ? gm_pool_survey(pool, stats, survey)
-                      : gm_pool_read_stats(pool,
-                                           stats)); // not forked, or `find` had said so
+                      : gm_pool_read_stats(pool, stats));
         Py_END_ALLOW_THREADS
         return 0;
     }
