@@ -636,8 +636,8 @@ void gmpy_upstream_set_object(gm_pool *pool, PyObject *object);
 PyObject *gmpy_weak_reference(PyObject *object);
 
 /* A weak reference to the pool object, dead where it is gone or `pool` is NULL: new
- * reference. */
-PyObject *gmpy_upstream_reference(gm_pool *pool);
+ * reference. The caller's reference of `pool` is let go of. */
+PyObject *gmpy_upstream_take_reference(gm_pool *pool);
 
 /* What a weak reference refers to: new reference, NULL once it is gone. */
 PyObject *gmpy_weak_reference_get(PyObject *reference);

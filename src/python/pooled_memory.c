@@ -238,7 +238,6 @@ pooled_memory_pool(PyObject *op, void *Py_UNUSED(closure))
 {
     gmpy_pooled_memory *self = (gmpy_pooled_memory *)op;
     gm_pool *pool = NULL;
-    PyObject *reference;
 
     Py_BEGIN_CRITICAL_SECTION(op);
     if (self->block && self->base.ptr) {
@@ -246,11 +245,7 @@ pooled_memory_pool(PyObject *op, void *Py_UNUSED(closure))
         gm_pool_ref(pool);
     }
     Py_END_CRITICAL_SECTION();
-    reference = gmpy_upstream_reference(pool);
-    if (pool) {
-        gm_pool_unref(pool);
-    }
-    return reference;
+    return gmpy_upstream_take_reference(pool);
 }
 
 /* Inside the object's critical section. */

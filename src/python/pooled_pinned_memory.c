@@ -177,7 +177,6 @@ pooled_pinned_memory_pool(PyObject *op, void *Py_UNUSED(closure))
 {
     pooled_pinned_memory *self = (pooled_pinned_memory *)op;
     gm_pool *pool = NULL;
-    PyObject *reference;
 
     Py_BEGIN_CRITICAL_SECTION(op);
     if (!self->freed) {
@@ -185,11 +184,7 @@ pooled_pinned_memory_pool(PyObject *op, void *Py_UNUSED(closure))
         gm_pool_ref(pool);
     }
     Py_END_CRITICAL_SECTION();
-    reference = gmpy_upstream_reference(pool);
-    if (pool) {
-        gm_pool_unref(pool);
-    }
-    return reference;
+    return gmpy_upstream_take_reference(pool);
 }
 
 static PyGetSetDef pooled_pinned_memory_getset[] = {

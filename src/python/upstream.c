@@ -480,17 +480,22 @@ gmpy_weak_reference_get(PyObject *reference)
 }
 
 PyObject *
-gmpy_upstream_reference(gm_pool *pool)
+gmpy_upstream_take_reference(gm_pool *pool)
 {
     gmpy_upstream *up = pool ? gmpy_upstream_of(pool) : NULL;
     PyObject *reference;
 
-    if (!up) {
-        return gmpy_weak_reference(NULL);
+    if (up) {
+        GMPY_LOCK(&up->lock); // so that the object cannot go meanwhile
+        reference = gmpy_weak_reference(up->object);
+        GMPY_UNLOCK(&up->lock);
     }
-    GMPY_LOCK(&up->lock); // so that the object cannot go meanwhile
-    reference = gmpy_weak_reference(up->object);
-    GMPY_UNLOCK(&up->lock);
+    else {
+        reference = gmpy_weak_reference(NULL);
+    }
+    if (pool) {
+        gm_pool_unref(pool);
+    }
     return reference;
 }
 
